@@ -41,6 +41,8 @@ T2: inference of the residual net, plain and in bands of rows, see `benchmarks.m
 
 M1: the reference nets of MLPerf Tiny as published, in three forms, see `benchmarks.micro.published`.
 
+M4: limits to the byte on drawn nets, see `benchmarks.micro.limited`; ``--compilations`` says how many.
+
 M5: nets that are exported to ONNX, see `benchmarks.micro.exported`; with ``--onnx``, beside onnxruntime.
 
 M3: single ops and drawn nets of them, see `benchmarks.micro.single_ops`; ``--seeds`` says how many nets.
@@ -69,6 +71,7 @@ from benchmarks.micro.forms import k2
 from benchmarks.micro.inference import t2
 from benchmarks.micro.integer import k3, k4
 from benchmarks.micro.interpreter import e2
+from benchmarks.micro.limited import m4
 from benchmarks.micro.neon import k1
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.published import m1
@@ -92,10 +95,11 @@ def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
     parser.add_argument(
-        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M1,M2,M3,M5,T1,T2", help="bars to run"
+        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M1,M2,M3,M4,M5,T1,T2", help="bars to run"
     )
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
+    parser.add_argument("--compilations", type=int, default=100, help="of M4")
     parser.add_argument("--seeds", type=int, default=60, help="drawn nets of M3")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
@@ -134,6 +138,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "M1": lambda: m1(console),
         "M2": lambda: m2(console, asked.cmsis),
         "M3": lambda: m3(console, asked.seeds),
+        "M4": lambda: m4(console, asked.compilations),
         "M5": lambda: m5(console, asked.onnx),
     }
     rows: list[Row] = []

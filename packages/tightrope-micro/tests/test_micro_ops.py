@@ -14,12 +14,13 @@ from benchmarks.micro.single_ops import (
     ROW,
     SINGLE,
     STEPS,
+    Single,
     drawn,
     integers_off,
     ready,
     worst_float,
 )
-from tightrope.core import InfeasibleError, JudgeError, Machine, UnsupportedOpError
+from tightrope.core import CaptureError, InfeasibleError, JudgeError, Machine, UnsupportedOpError
 from tightrope_micro.emulate import missing_tools
 from tightrope_micro.flash import check_flash
 from tightrope_micro.host import c_compiler
@@ -146,6 +147,61 @@ def test_dimensions_that_are_read_as_one_are_joined() -> None:
         flat = np.arange(array.size)
         again = np.lib.stride_tricks.as_strided(flat, shape, [8 * one for one in steps])
         assert np.array_equal(again.ravel(), array.ravel())
+
+
+class Turned(nn.Module):
+    """A batch norm whose channels are not those of the layer before it, and a layer norm's kin of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.rows, self.other = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x).view(1, 8, 4, 8)[:, :4].reshape(1, 4, 4, 8))
+        return torch.cat((y.flatten(), self.other(self.rows(x[:, 0])).flatten()))
+
+
+class Doubled(nn.GRU):
+    """A layer of a user's own."""
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, h = super().forward(x, state)
+        return 2 * y, h
+
+
+def test_what_only_looks_like_a_known_layer_keeps_its_meaning() -> None:
+    torch.manual_seed(0)
+    model, x = ready(Turned()), torch.randn(MAP)
+    net = capture_net(model, [x])
+    with torch.no_grad():
+        torch.testing.assert_close(evaluate_net(net, [x]), model(x), atol=1e-5, rtol=1e-5)
+    with pytest.raises(CaptureError):
+        capture_net(Doubled(3, 4), [torch.randn(STEPS)])
+    hooked = nn.Sequential(nn.RNN(3, 4))
+    hooked[0].register_forward_hook(lambda module, given, made: (-made[0], made[1]))
+    try:
+        net = capture_net(Picked(hooked), [torch.randn(STEPS)])
+    except CaptureError:
+        return
+    x = torch.randn(STEPS)
+    torch.testing.assert_close(evaluate_net(net, [x]), Picked(hooked)(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+class Picked(nn.Module):
+    """The first result of a net."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)[0]  # type: ignore[no-any-return]
+
+
+def test_whole_numbers_do_not_reach_kernels_of_floats() -> None:
+    with pytest.raises(UnsupportedOpError, match="int32 and int64; the kernel in float32"):
+        capture_net(Single(lambda x: x.flatten(1).argmax(1) + 1), [torch.randn(MAP)])
 
 
 def test_a_model_has_its_recurrent_layers_back() -> None:

@@ -28,7 +28,7 @@ def translate(graph: Graph, updates: Mapping[StorageId, Rule], names: Mapping[St
     Raises:
         UnsupportedOpError: an op has no kernel; names it.
     """
-    writer = Translator(graph, updates, names, tuple(RULES))
+    writer = Translator(graph, updates, names)
     for op in graph.ops:
         writer.here = op
         rule = RULES.get(op.target)

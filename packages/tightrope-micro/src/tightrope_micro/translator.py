@@ -77,7 +77,6 @@ class Translator:
         graph: as captured, one part, with its updates.
         updates: storage of an update's settings -> its numbers.
         names: storage of the caller -> its name, such as ``conv.weight``.
-        kernels: captured ops that have a rule.
         ops: written so far.
         storages: made so far.
         known: captured storage -> the new one.
@@ -93,7 +92,6 @@ class Translator:
     graph: Graph
     updates: Mapping[StorageId, Rule]
     names: Mapping[StorageId, str]
-    kernels: tuple[str, ...]
     ops: list[Op] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     known: dict[StorageId, StorageId] = field(default_factory=dict)
@@ -243,9 +241,7 @@ class Translator:
         assert self.here is not None
         who = self.here.describe()
         raise UnsupportedOpError(
-            f"{who} {why}: it cannot be written as C. Kernels there are for: {', '.join(self.kernels)}. "
-            "Replace the op in the model.",
-            op=who,
+            f"{who} {why}: it cannot be written as C. Replace the op in the model.", op=who
         )
 
     def finish(self) -> Graph:

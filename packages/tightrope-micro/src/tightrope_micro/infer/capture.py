@@ -79,7 +79,7 @@ def capture_net(model: torch.nn.Module, args: Sequence[torch.Tensor]) -> FloatNe
         else:
             called[view.base] = f"input_{number}"
             shapes[called[view.base]] = tuple(tensor.shape)
-    writer = NetTranslator(graph, {}, called, tuple(NET_RULES), frozen=frozen)
+    writer = NetTranslator(graph, {}, called, frozen=frozen)
     for op in graph.ops:
         writer.here = op
         rule = NET_RULES.get(op.target)
@@ -129,7 +129,7 @@ def _gelu(t: Translator, op: Op) -> None:
         RULES[op.target](t, op)
 
 
-_SHARED = ("addmm.default", "native_layer_norm.default", "relu.default")
+_SHARED = ("native_layer_norm.default", "relu.default")
 NET_RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     **{f"aten.{name}": RULES[f"aten.{name}"] for name in _SHARED},
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,

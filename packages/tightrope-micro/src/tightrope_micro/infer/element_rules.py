@@ -26,6 +26,11 @@ def made_by(t: Translator) -> View:
 def write(t: Translator, target: str, arguments: tuple[Argument, ...], dtype: str = "float32") -> None:
     """Write an op that makes what the captured one makes."""
     old = made_by(t)
+    kinds = {v.dtype for v in arguments if isinstance(v, View)} | (
+        {old.dtype} if dtype == "float32" else set()
+    )
+    if kinds != {"float32"}:
+        t.refuse(f"computes in {' and '.join(sorted(kinds))}; the kernel in float32")
     (made,) = t.emit(target, arguments, [(dtype, old.shape)])
     t.bind(old, made)
 

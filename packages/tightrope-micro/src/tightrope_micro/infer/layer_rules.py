@@ -83,6 +83,7 @@ def _batch_norm(t: Translator, op: Op) -> None:
     if (
         at is not None
         and t.ops[at].target in ("micro.conv2d", "micro.linear", "micro.conv2d_dilated")
+        and t.ops[at].results[0].view.shape[:2] == given.shape[:2]  # the channels are those of the layer
         and once == 1
     ):
         before = t.ops[at]
@@ -254,12 +255,21 @@ def _bmm(t: Translator, op: Op) -> None:
     write(t, "bmm", (t.look(op.arguments[0]), t.look(op.arguments[1])))
 
 
+def _linear(t: Translator, op: Op) -> None:
+    """``aten.addmm`` of a bias, rows and a weight, whichever way that lies."""
+    bias, x, right = op.arguments[:3]
+    if not isinstance(right, View) or right.base not in _net(t).frozen or op.keywords:
+        t.refuse("multiplies by what is not a weight, or by a number")
+    weight = _net(t).flash.put(np.ascontiguousarray(_net(t).flash.read(t.look(right)).T))
+    write(t, "linear", (t.look(x), weight, None if bias is None else t.look(bias)))
+
+
 def _mm(t: Translator, op: Op) -> None:
     """``aten.mm``: a layer without bias, or a product of two tensors."""
     right = op.arguments[1]
     assert isinstance(right, View)
-    if right.base in _net(t).frozen and right.strides == (1, right.shape[0]):
-        RULES[op.target](t, op)
+    if right.base in _net(t).frozen:
+        _linear(t, replace(op, arguments=(None, *op.arguments)))
     else:
         x, y = t.look(op.arguments[0]), t.look(right)
         one, other = (replace(v, shape=(1, *v.shape), strides=contiguous((1, *v.shape))) for v in (x, y))
@@ -301,6 +311,7 @@ MORE_RULES: Final[dict[str, Rule]] = {
     "aten.cat.default": _cat,
     "aten.clone.default": _copy,
     "aten.bmm.default": _bmm,
+    "aten.addmm.default": _linear,
     "aten.mm.default": _mm,
     "tightrope_micro.recurrent.default": _recurrent,
 }

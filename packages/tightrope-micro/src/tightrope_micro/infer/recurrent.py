@@ -11,7 +11,7 @@ Gaps        No packed sequences, no projections.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -126,15 +126,21 @@ class _AsOps(nn.Module):
         return (y, (h, cell)) if cells else (y, h)
 
 
+def _is_plain(layer: nn.Module) -> TypeGuard[nn.RNNBase]:
+    """Whether a layer is one of PyTorch's own, without hooks that would be passed by."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return type(layer) in (nn.GRU, nn.LSTM, nn.RNN) and not hooked
+
+
 @contextmanager
 def recurrence_as_ops(model: nn.Module) -> Iterator[nn.Module]:
     """Replace the recurrent layers of a model inside a ``with`` block."""
     found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    swapped = [(p, name, child) for p, name, child in found if isinstance(child, nn.RNNBase)]
+    swapped = [(p, name, child) for p, name, child in found if _is_plain(child)]
     try:
         for parent, name, child in swapped:
             parent._modules[name] = _AsOps(child).train(child.training)
-        yield _AsOps(model).train(model.training) if isinstance(model, nn.RNNBase) else model
+        yield _AsOps(model).train(model.training) if _is_plain(model) else model
     finally:
         for parent, name, child in swapped:
             parent._modules[name] = child

@@ -136,7 +136,7 @@ class _Quantizer:
         self.most_pre = most_pre
         self.net, self.ranges, self.demands = net, ranges, demands
         self.softmax_of, self.norm_of, self.gelu_of = makers
-        self.t = Translator(net.graph, {}, {}, ())
+        self.t = Translator(net.graph, {}, {})
         self.flash = Constants()
         self.programs: list[RowKernel] = []
         self.chosen: dict[str, KernelForm] = {}
