@@ -23,7 +23,7 @@ class Smooth(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden = nn.Sequential(nn.Linear(4, 4), nn.SiLU())
+        self.hidden = nn.Sequential(nn.Linear(4, 4), nn.Softplus())
         self.fc = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

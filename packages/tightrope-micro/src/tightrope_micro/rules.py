@@ -421,7 +421,8 @@ def update(t: Translator, op: Op) -> None:
     if gradient.base not in t.pending:
         t.refuse("has a gradient that is a sum: a weight that is used twice")
     found = t.pending.pop(gradient.base)
-    weight = as_map(t.look(parameter))
+    weight = t.look(parameter)
+    weight = as_map(weight) if found.target.startswith("conv2d") else weight
     if isinstance(numbers, AdamRule):
         first, second = (t.look(one) for one in state)
         behind = (*found.behind, second, t.adam_rates(numbers), *_adamw(numbers))
