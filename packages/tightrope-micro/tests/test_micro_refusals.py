@@ -54,7 +54,6 @@ def test_an_op_without_a_kernel_is_named_with_module_and_line() -> None:
     error = refused(Smooth(), *BATCH)
     assert re.search(r"aten\.softplus\.default in hidden\.1 \(test_micro_refusals\.py:\d+\)", str(error))
     assert re.search(r"aten\.softplus\.default in hidden\.1 \(test_micro_refusals\.py:\d+\)", error.op)
-    assert "aten.relu.default" in str(error)
     assert "Replace the op in the model" in str(error)
 
 
