@@ -80,6 +80,8 @@ def test_a_command_compiles_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*command, str(tmp_path / "no"), "--integer"])
     assert isinstance(done.exception, TightropeError)
     assert "load_onnx" in str(done.exception)
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "no")])
+    assert "give --infer" in str(done.exception)
 
 
 def test_what_is_no_net_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Single ops of sensor nets as C: float beside PyTorch, integers beside NumPy to the bit, or refused."""
 
+from dataclasses import replace as changed
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from tightrope_micro.emulate import missing_tools
 from tightrope_micro.flash import check_flash
 from tightrope_micro.host import c_compiler
 from tightrope_micro.infer import FloatNet, capture_net, compile_net, evaluate_net, ranges_of
+from tightrope_micro.infer.bands import banded_forms
 from tightrope_micro.infer.writer import merged
 from tightrope_micro.integer.net_proof import prove_net
 from tightrope_micro.integer.quantize import quantize
@@ -127,6 +129,24 @@ def test_integers_of_a_sensor_net_are_those_of_the_reference() -> None:
     ops = tuple(damaged if op is at else op for op in whole.graph.ops)
     with pytest.raises(JudgeError, match="softmax"):
         prove_net(replace(whole.graph, ops=ops), whole.constants, whole.programs)
+
+
+@needs_cc
+def test_curves_and_uneven_padding_go_in_bands() -> None:
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(4, 8, 3, 2),
+        nn.ReLU6(),
+        nn.ZeroPad2d((0, 1, 2, 0)),
+        nn.Conv2d(8, 4, 3, 2),
+        nn.Hardswish(),
+    ]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 4, 21, 21)
+    net = capture_net(model, [x])
+    forms = [form for form in banded_forms(net.graph) if form.last == len(net.graph.ops) - 1]
+    assert len(forms) > 1
+    for form in forms[:2]:
+        assert worst_float(model, changed(net, graph=form.graph), x) < 3e-5
 
 
 def test_a_clamp_behind_a_layer_costs_nothing() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tightrope.core import Machine, UnsupportedOpError
+from tightrope.core import Machine, TightropeError, UnsupportedOpError
 from tightrope.judge import judge
 from tightrope_micro import capture_step, compile_step, run_on_host, value_bytes
 from tightrope_micro.dropout import dropout_mask
@@ -98,6 +98,18 @@ def test_steps_are_those_of_pytorch(
     for name, parameter in model.named_parameters():
         there = np.frombuffer(run.values[name], np.float32)
         np.testing.assert_allclose(there, parameter.detach().numpy().ravel(), atol=2e-6)
+
+
+@needs_cc
+def test_samples_that_are_not_the_inputs_are_refused(board: Machine, tmp_path: Path) -> None:
+    model = Rows()
+    batch = (torch.randn(1, 3, 32), torch.tensor([1]))
+    step = capture_step(model, batch, torch.optim.SGD(model.parameters(), lr=0.1))
+    folder = compile_step(step, board, ram=64 << 10).write(tmp_path / "out")
+    plain = b"".join(one.numpy().tobytes() for one in batch)  # with the class in 8 bytes
+    for wrong in (plain, b"", batch):
+        with pytest.raises(TightropeError, match=r"sample 0 is .*; a call reads 388 B: .*int32"):
+            run_on_host(folder, [wrong])  # type: ignore[list-item]
 
 
 def test_a_dropout_draws_anew_in_every_step_and_place() -> None:

@@ -203,6 +203,24 @@ def sample_of(manifest: Manifest, image: bytes) -> bytes:
     return b"".join(image[one.offset : one.offset + one.bytes] for one in inputs)
 
 
+def check_samples(manifest: Manifest, samples: Sequence[object]) -> None:
+    """Refuse samples that are not the bytes of the inputs of one call each.
+
+    Raises:
+        TightropeError: says how many bytes of which inputs are expected.
+    """
+    inputs = [one for one in manifest.held if one.kind == "input"]
+    size = sum(one.bytes for one in inputs)
+    for at, sample in enumerate(samples):
+        if not isinstance(sample, bytes) or len(sample) != size:
+            there = f"{len(sample)} bytes" if isinstance(sample, bytes) else f"a {type(sample).__name__}"
+            forms = ", ".join(f"{one.name} as {one.label} ({one.bytes} B)" for one in inputs)
+            raise TightropeError(
+                f"sample {at} is {there}; a call reads {size} B: {forms}, one behind the other. Of a net, "
+                "CompiledNet.sample(*inputs) makes them; of a step, value_bytes of each input."
+            )
+
+
 def values_of(manifest: Manifest, image: bytes) -> dict[str, bytes]:
     """What the caller holds, by name, as it lies in a storage image; tiles are put together."""
     found: dict[str, bytes] = {}

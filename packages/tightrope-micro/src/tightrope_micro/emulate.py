@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tightrope.core import Bytes, NativeError
-from tightrope_micro.compile import Manifest, read_manifest, values_of
+from tightrope_micro.compile import Manifest, check_samples, read_manifest, values_of
 from tightrope_micro.emit import PageCounts, resource
 from tightrope_micro.host import execute, sources_of
 
@@ -151,6 +151,7 @@ def run_on_board(
     if missing := missing_tools():
         raise NativeError(f"{missing}.")
     manifest = read_manifest(folder)
+    check_samples(manifest, samples)
     end, fence = _ends(manifest, ram)
     with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
         here = Path(scratch)

@@ -59,8 +59,8 @@ def check_flash(compiled: "CompiledStep | CompiledNet") -> Bytes | None:
             ", quantize the net (--integer)" if promised.net and "float" in promised.net.output.dtype else ""
         )
         raise InfeasibleError(
-            f"{what} {needed} B of flash; {promised.machine!r} has {limit} B for them. Take a machine with "
-            f"more{way}, or a smaller model.",
+            f"{what} {needed} B of flash; the limit is {limit} B (--flash, or the machine's). Give "
+            f"more{way}, or take a smaller model.",
             asked=limit, smallest_found=needed if linked is not None else None, lower_bound=constants,
         )  # fmt: skip
     return linked

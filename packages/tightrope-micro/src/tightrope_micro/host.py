@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightrope.core import Bytes, NativeError
-from tightrope_micro.compile import Manifest, read_manifest, values_of
+from tightrope_micro.compile import Manifest, check_samples, read_manifest, values_of
 from tightrope_micro.emit import PageCounts
 
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror")
@@ -50,16 +50,18 @@ def run_on_host(
 
     Args:
         folder: that `CompiledStep.write` wrote; its files are not changed.
-        samples: inputs of every step, one behind the other as they lie in the slower tier.
+        samples: bytes of the inputs of every step, one behind the other as they lie in the slower tier.
         flags: more flags of the compiler, such as those of a sanitizer.
 
     Raises:
         NativeError: there is no C compiler, or building or running failed.
+        TightropeError: a sample is not the bytes of one call.
     """
     compiler = c_compiler()
     if compiler is None:
         raise NativeError("no C compiler was found (cc, gcc or clang): install one, or name it in $CC.")
     manifest = read_manifest(folder)
+    check_samples(manifest, samples)
     with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
         program = Path(scratch) / "step"
         sources = [str(Path(folder) / name) for name in (*sources_of(manifest), "host_main.c")]

@@ -83,7 +83,7 @@ def compile_command(
         bool,
         typer.Option(
             help="Let activations go to the slower tier. Without it, weights are cut into tiles, ops run "
-            "again, and inference runs in bands of rows."
+            "again, and inference runs in bands of rows, where that does."
         ),
     ] = True,
     core: Annotated[
@@ -118,7 +118,13 @@ def compile_command(
         step=not (infer or integer), integer=integer, kernels=core != "auto" or floats, sparse=sparse,
         limits=asked_of_step, recompute=recompute,
     )  # fmt: skip
-    _check_sizes(output, ram, stack, flash)
+    _check_sizes(output, ram=ram, stack=stack, flash=flash)
+    if target.endswith(".onnx") and not infer:
+        raise TightropeError(
+            f"{target!r} is a net without samples and an optimizer: give --infer with it. For --integer, "
+            "write FILE.py:FUNCTION that returns (model, inputs, samples), the first two from "
+            "tightrope_micro.onnx_net.load_onnx."
+        )
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, _profile(machine, flash), (ram, stack), kernels, pages=pages)
@@ -148,14 +154,14 @@ def _kept(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> N
     _say(output, compiled, linked, json)
 
 
-def _check_sizes(output: Path, *sizes: str | None) -> None:
+def _check_sizes(output: Path, **sizes: str | None) -> None:
     """Refuse a folder that cannot be written, and sizes that are none, before any work."""
     from tightrope_micro.compile import check_new
 
     check_new(output)
-    for text in sizes:
+    for name, text in sizes.items():
         if text is not None:
-            parse_bytes(text)
+            parse_bytes(text, name=f"--{name}")
 
 
 def _check_options(
@@ -239,8 +245,7 @@ def _inference(
         if not made.samples:
             raise TightropeError(
                 f"{target!r} returns no samples to calibrate ranges. Return (model, inputs, "
-                "samples): some hundred inputs like those that the device will get. For a net in ONNX, the "
-                "first two come from tightrope_micro.onnx_net.load_onnx."
+                "samples): some hundred inputs like those that the device will get."
             )
         asked = {"auto": core_of(profile.name), "none": ""}
         core = asked.get(kernels[0], kernels[0])

@@ -29,6 +29,7 @@ _CONVOLUTIONS: Final = ("conv2d", "conv2d_add", "q_conv2d", "q_conv2d_add")
 _POOLS: Final = ("max_pool2d_only", "q_max_pool2d")
 _PLAIN: Final = (
     "add",
+    "curve",
     "relu",
     "q_add",
     "q_gelu",

@@ -121,14 +121,20 @@ def compile_net(
     size = len(net.constants.data)
     if machine.flash and size > machine.flash:
         raise InfeasibleError(
-            f"the constants of the net take {size} B of flash; {machine.name!r} has {machine.flash} B for "
-            "them and the code. Quantize the net, take a smaller model, or a machine with more.",
+            f"the constants of the net take {size} B of flash; the limit is {machine.flash} B for them and "
+            "the code (--flash, or the machine's). Quantize the net, take a smaller model, or give more.",
             asked=machine.flash, lower_bound=size,
         )  # fmt: skip
     programs = net.programs if isinstance(net, IntegerNet) else ()
     kept = max((rows_on_stack(one) for one in programs), default=0)
     windows = windows_on_stack(net.graph)
     frames = _FRAMES_OF_CONVOLUTIONS if windows else _FRAMES
+    if stack >= ram:
+        raise InfeasibleError(
+            f"the stack of {stack} B leaves nothing of {ram} B of RAM. Give a smaller stack, of "
+            f"{kept + frames} B or more, or more RAM.",
+            asked=ram, lower_bound=kept + frames,
+        )  # fmt: skip
     if kept + frames > stack:
         raise InfeasibleError(
             f"the stack has {stack} B; rows of a softmax or layer norm take {kept} B, and calls "
