@@ -1,5 +1,6 @@
 """Single ops of sensor nets as C: float beside PyTorch, integers beside NumPy to the bit, or refused."""
 
+from collections.abc import Callable
 from dataclasses import replace as changed
 from pathlib import Path
 
@@ -180,6 +181,72 @@ class Turned(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.conv(x).view(1, 8, 4, 8)[:, :4].reshape(1, 4, 4, 8))
         return torch.cat((y.flatten(), self.other(self.rows(x[:, 0])).flatten()))
+
+
+def attends(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x.tanh(), x)
+
+
+def odd_weight() -> nn.Module:
+    layer = nn.Linear(8, 4)
+    layer.weight = nn.Parameter(torch.randn(8, 4).t())
+    return layer
+
+
+ODD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], nn.Module], ...]]] = {
+    "a layer added to its own input": (
+        lambda x, c: (lambda y: c(y) + y)(x.relu()),
+        (lambda: nn.Conv2d(4, 4, 1),),
+    ),
+    "rows added to their layer": (lambda x, c: (lambda y: c(y) + y)(x.relu()), (lambda: nn.Linear(8, 8),)),
+    "a curve of a transpose": (lambda x: x.transpose(1, 2).tanh(), ()),
+    "a layer of a transpose": (lambda x, c: c(x.transpose(1, 2).relu()), (lambda: nn.Linear(8, 5),)),
+    "a norm of a transpose": (lambda x, n: n(x.transpose(1, 3) + 1), (lambda: nn.LayerNorm(4),)),
+    "channels last": (
+        lambda x, c, b: F.max_pool2d(b(F.relu(c(x))), 2),
+        (lambda: nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last), lambda: nn.BatchNorm2d(6)),  # type: ignore[call-overload]
+    ),
+    "a weight that lies otherwise": (lambda x, c: c(x), (odd_weight,)),
+    "chunks of the input": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), ()),
+    "a slice of the input": (lambda x, c: c(x[:, -1]), (lambda: nn.Linear(8, 3),)),
+    "attention of heads first": (attends, ()),
+    "a join with nothing": (lambda x: torch.cat((x[:, :0], x.relu()), 1), ()),
+    "a clamp from above to below": (lambda x: x.clamp(1, -1), ()),
+}
+
+
+@needs_cc
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", ODD)
+def test_odd_forms_of_ops_are_right(name: str) -> None:
+    torch.manual_seed(0)
+    function, layers = ODD[name]
+    model, x = ready(Single(function, *(make() for make in layers))), torch.randn(MAP)
+    net = capture_net(model, [x])
+    with torch.no_grad():
+        torch.testing.assert_close(evaluate_net(net, [x]), model(x), atol=1e-5, rtol=1e-5)
+    assert worst_float(model, net, x) < 3e-5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.softplus(x, 2.0), F.selu, lambda x: F.avg_pool2d(x[0], 3, 2, 1),
+        lambda x: F.adaptive_avg_pool2d(x[0], 2),
+        lambda x: torch.addmm(x[0, 0, :, :4].tanh(), x[0, 0], torch.ones(8, 4)),
+    ],
+    ids=["softplus", "selu", "average", "adaptive", "addmm"],
+)  # fmt: skip
+def test_what_a_kernel_lacks_is_refused(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(UnsupportedOpError):
+        capture_net(Single(function), [torch.randn(MAP)])
+
+
+def test_computed_rows_are_no_integers() -> None:
+    samples = [[torch.randn(3, 8)] for _ in range(4)]
+    net = capture_net(Single(lambda x: x.tanh() + x.tanh()[:1]), samples[0])
+    with pytest.raises(UnsupportedOpError, match="rows that are computed"):
+        quantize(net, ranges_of(net, samples))
 
 
 class Doubled(nn.GRU):

@@ -23,6 +23,16 @@ from tightrope_micro.onnx_ops import LIMITED, ONNX_RULES, ORDER, reordered
 
 _MOST: Final[Bytes] = 256 << 20
 _OLDEST: Final = 13
+_WRONG: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What rules raise for nodes that are not as ONNX says."""
 
 
 class OnnxNet(nn.Module):
@@ -76,7 +86,19 @@ def load_onnx(path: str | os.PathLike[str]) -> tuple[OnnxNet, tuple[Tensor, ...]
     Example:
         >>> net, sample = load_onnx("net.onnx")  # doctest: +SKIP
     """
-    model = _parsed(Path(path))
+    try:
+        return _loaded(Path(path))
+    except TightropeError:
+        raise
+    except _WRONG as error:
+        words = " ".join(str(error).split())[:200]
+        raise TightropeError(
+            f"{str(path)!r} is no net that can be read: {type(error).__name__}, {words}. Export it anew."
+        ) from error
+
+
+def _loaded(path: Path) -> tuple[OnnxNet, tuple[Tensor, ...]]:
+    model = _parsed(path)
     from onnx import numpy_helper
 
     graph = model.graph
@@ -110,6 +132,10 @@ def load_onnx(path: str | os.PathLike[str]) -> tuple[OnnxNet, tuple[Tensor, ...]
         else:
             steps.append((function, reads, makes))
     output = graph.output[0].name
+    if output not in values:
+        raise TightropeError(
+            f"{str(path)!r} returns {output!r}, which no rule makes. Export the scores alone."
+        )
     if output in fixed:
         raise TightropeError(f"{str(path)!r} returns a constant: there is nothing to compile.")
     wanted = {name for _, reads, _ in steps for name in reads}
@@ -159,6 +185,8 @@ def _attribute(given: Any) -> Any:
 
     value = onnx.helper.get_attribute_value(given)
     if isinstance(value, onnx.TensorProto):
+        if value.data_location == onnx.TensorProto.EXTERNAL:
+            raise TightropeError("A constant lies in another file. Export the net with all weights inside.")
         return torch.from_numpy(onnx.numpy_helper.to_array(value).copy())
     return value.decode() if isinstance(value, bytes) else value
 
@@ -191,7 +219,7 @@ def _tried(function: Callable[[Sequence[Any]], Any], values: Sequence[Any], what
             return function(values)
     except TightropeError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+    except _WRONG as error:
         words = " ".join(str(error).split())[:200]
         raise TightropeError(
             f"{what} fails for the sizes of its inputs: {words}. See that the net runs elsewhere, "

@@ -1,6 +1,7 @@
 """Ops of ONNX as functions of PyTorch: what a node reads and its attributes give what it makes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from math import prod
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ def _ints(value: Any) -> list[int]:
 def _real(value: Any) -> float:
     """One number, alone or in a list."""
     found = value.reshape(-1).tolist() if isinstance(value, Tensor) else value
+    if isinstance(found, list) and len(found) != 1:
+        raise ValueError(f"{len(found)} numbers where one is expected")
     return float(found[0] if isinstance(found, list) else found)
 
 
@@ -50,7 +53,7 @@ def _sides(given: Mapping[str, Any], x: Tensor, window: Sequence[int]) -> list[i
             less = more // 2
             found += [less, more - less] if how == "SAME_UPPER" else [more - less, less]
         return found
-    pads = given.get("pads") or [0] * 2 * count
+    pads = [0] * 2 * count if how == "VALID" else given.get("pads") or [0] * 2 * count
     return [pads[k + side] for k in reversed(range(count)) for side in (0, count)]
 
 
@@ -75,9 +78,11 @@ def _pool(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
     if set(given.get("dilations") or [1]) != {1}:
         raise _refuse(given, "has dilation")
     ceil, largest = bool(given.get("ceil_mode", 0)), given["op"] == "MaxPool"
+    if ceil and given.get("auto_pad", "NOTSET") != "NOTSET":
+        raise _refuse(given, "has ceil_mode with auto_pad")
     even = sides[::2] == sides[1::2]
     if not even and largest:  # a window has an element inside, so that the least number never wins
-        x, sides = F.pad(x, sides, value=-3.0e38), [0] * len(sides)
+        x, sides = F.pad(x, sides, value=-3.4028234e38), [0] * len(sides)
     elif not even and given.get("count_include_pad", 0):
         x, sides = F.pad(x, sides), [0] * len(sides)
     elif not even:
@@ -96,7 +101,10 @@ def _gemm(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
     weight = b if given.get("transB", 0) else b.t()
     if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
         raise _refuse(given, "has alpha or beta")
-    return F.linear(a, weight, c[0].reshape(-1) if c and c[0] is not None else None)
+    if not c or c[0] is None:
+        return F.linear(a, weight)
+    alone = c[0].shape[-1:] == weight.shape[:1] and c[0].numel() == weight.shape[0]
+    return F.linear(a, weight, c[0].reshape(-1)) if alone else F.linear(a, weight) + c[0]
 
 
 def _reshape(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
@@ -129,6 +137,8 @@ def _unsqueeze(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
 
 def _reduced(name: str) -> Rule:
     def rule(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
+        if given.get("noop_with_empty_axes", 0) and not _axes(values, given):
+            return values[0]  # type: ignore[no-any-return]
         axes = _axes(values, given) or list(range(values[0].dim()))
         found: Tensor = getattr(torch, name)(values[0], dim=axes, keepdim=bool(given.get("keepdims", 1)))
         return found
@@ -182,20 +192,27 @@ def _pad(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
 
 def _resize(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
     x, _, scales, sizes = [*values, None, None, None][:4]
-    if sizes is not None:
-        out = _ints(sizes)[2:]
-    elif scales is not None:
-        out = [int(size * by) for size, by in zip(x.shape[2:], scales[2:], strict=True)]
-    else:
-        raise _refuse(given, "has neither sizes nor scales")
     mode, how = given.get("mode", "nearest"), given.get("coordinate_transformation_mode", "half_pixel")
-    whole = all(o % s == 0 for o, s in zip(out, x.shape[2:], strict=True))
-    below = how == "asymmetric" and given.get("nearest_mode") == "floor"
-    if mode == "nearest" and (whole or below):
-        return F.interpolate(x, size=out)
-    if mode == "linear" and how in ("half_pixel", "pytorch_half_pixel", "align_corners") and x.dim() == 4:
-        return F.interpolate(x, size=out, mode="bilinear", align_corners=how == "align_corners")
-    raise _refuse(given, f"resizes by {mode}, {how}")
+    odd = given.get("antialias", 0) or "axes" in given or x.dim() not in (3, 4)
+    if (
+        odd
+        or given.get("keep_aspect_ratio_policy", "stretch") != "stretch"
+        or (sizes is None and scales is None)
+    ):
+        raise _refuse(given, "resizes in a way that has no kernel")
+    exact = list(sizes) if sizes is not None else [s * by for s, by in zip(x.shape, scales, strict=True)]
+    out = [int(one) for one in exact]
+    whole = all(o % s == 0 for o, s in zip(out, x.shape, strict=True))
+    if exact != out or out[:2] != list(x.shape[:2]):
+        raise _refuse(given, "resizes to a part of an element, or batch and channels")
+    rounds = given.get("nearest_mode", "round_prefer_floor")
+    halves = whole and how in ("half_pixel", "pytorch_half_pixel") and rounds.startswith("round")
+    if mode == "nearest" and (halves or (how == "asymmetric" and rounds == "floor")):
+        return F.interpolate(x, size=out[2:])
+    known = how in ("half_pixel", "pytorch_half_pixel", "align_corners") and min(out[2:]) > 1
+    if mode == "linear" and known and x.dim() == 4:
+        return F.interpolate(x, size=out[2:], mode="bilinear", align_corners=how == "align_corners")
+    raise _refuse(given, f"resizes by {mode}, {how}, {rounds}")
 
 
 def reordered(
@@ -267,6 +284,33 @@ def _constant(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
     raise _refuse(given, "holds no tensor and no numbers")
 
 
+def _argmax(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
+    if given.get("select_last_index", 0):
+        raise _refuse(given, "takes the last of several")
+    return torch.argmax(values[0], given.get("axis", 0), bool(given.get("keepdims", 1)))
+
+
+def _divided(one: Any, other: Any) -> Any:
+    return one / other if one.is_floating_point() else torch.div(one, other, rounding_mode="trunc")
+
+
+def _dropout(values: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    if len(values) > 2 and values[2] is not None and bool(values[2]):
+        raise _refuse(given, "is of training")
+    return values[0]
+
+
+def _prelu(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
+    x, slope = values
+    wanted = (x.shape[1], *[1] * (x.dim() - 2)) if x.dim() > 1 else ()
+    if (slope.numel() != 1 and tuple(slope.shape[-len(wanted) :]) != wanted) or slope.numel() not in (
+        1,
+        x.shape[1],
+    ):
+        raise _refuse(given, "has slopes that are not one per channel")
+    return F.prelu(x, slope.reshape(-1))
+
+
 def _type_of(given: Mapping[str, Any]) -> torch.dtype:
     value = given.get("value")
     return value.dtype if isinstance(value, Tensor) else torch.float32
@@ -280,8 +324,12 @@ def _depth_to_space(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
 
 def _split(values: Sequence[Any], given: Mapping[str, Any]) -> tuple[Tensor, ...]:
     x, axis = values[0], given.get("axis", 0)
-    sizes = _ints(values[1]) if len(values) > 1 and values[1] is not None else x.shape[axis] // given[""]
-    return tuple(torch.split(x, sizes, axis))
+    each = -(-x.shape[axis] // given[""])
+    sizes = _ints(values[1]) if len(values) > 1 and values[1] is not None else each
+    found = tuple(torch.split(x, sizes, axis))
+    if len(found) != given[""]:
+        raise _refuse(given, "makes parts without elements")
+    return found
 
 
 def _of_one(function: Callable[..., Any], **names: float) -> Rule:
@@ -301,6 +349,8 @@ def _softmax(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
 def _norm(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
     x, weight, bias, *rest = [*values, None][: max(3, len(values))]
     eps = given.get("epsilon", 1e-5)
+    if given.get("training_mode", 0):
+        raise _refuse(given, "is of training")
     if given["op"] == "LayerNormalization":
         axis = given.get("axis", -1) % x.dim()
         return F.layer_norm(x, x.shape[axis:], weight, bias, eps)
@@ -312,7 +362,7 @@ def _norm(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
 ONNX_RULES: Final[Mapping[str, Rule]] = {
     "Abs": _of_one(torch.abs),
     "Add": _of_two(torch.add),
-    "ArgMax": lambda v, g: torch.argmax(v[0], g.get("axis", 0), bool(g.get("keepdims", 1))),
+    "ArgMax": _argmax,
     "AveragePool": _pool,
     "BatchNormalization": _norm,
     "Cast": _cast,
@@ -322,8 +372,8 @@ ONNX_RULES: Final[Mapping[str, Rule]] = {
     "ConstantOfShape": lambda v, g: torch.full(_ints(v[0]), _real(g.get("value", 0.0)), dtype=_type_of(g)),
     "Conv": _conv,
     "DepthToSpace": _depth_to_space,
-    "Div": lambda v, _: v[0] // v[1] if not v[0].is_floating_point() else v[0] / v[1],
-    "Dropout": _of_one(lambda x: x),
+    "Div": _of_two(_divided),
+    "Dropout": _dropout,
     "Elu": _of_one(F.elu, alpha=1.0),
     "Erf": _of_one(torch.erf),
     "Exp": _of_one(torch.exp),
@@ -345,13 +395,13 @@ ONNX_RULES: Final[Mapping[str, Rule]] = {
     "Log": _of_one(torch.log),
     "LogSoftmax": _softmax,
     "MatMul": lambda v, _: F.linear(v[0], v[1].t()) if v[1].dim() == 2 else torch.matmul(v[0], v[1]),
-    "Max": _of_two(torch.maximum),
+    "Max": lambda v, _: reduce(torch.maximum, v),
     "MaxPool": _pool,
-    "Min": _of_two(torch.minimum),
+    "Min": lambda v, _: reduce(torch.minimum, v),
     "Mish": _of_one(F.mish),
     "Mul": _of_two(torch.mul),
     "Neg": _of_one(torch.neg),
-    "PRelu": lambda v, _: F.prelu(v[0], v[1].reshape(-1)),
+    "PRelu": _prelu,
     "Pad": _pad,
     "Pow": lambda v, _: torch.pow(v[0], _real(v[1])),
     "RNN": _recurrent,

@@ -135,6 +135,8 @@ class Translator:
         old = self.graph.storages[view.base]
         if not old.external:
             self.refuse("reads what no op here makes")
+        whole = (one.view for one in self.graph.parts[0].inputs)  # it may be a part that is read first
+        view = next((one for one in whole if one is not None and one.base == view.base), view)
         dtype = PLAIN_LABELS.get(view.dtype, view.dtype)
         if dtype not in ("float32", "int32"):
             self.refuse(f"reads {view.dtype}; the kernels compute in float32")

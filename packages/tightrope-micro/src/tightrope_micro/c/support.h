@@ -195,7 +195,8 @@ static inline uint32_t tr_mixed(uint32_t x)
 
 static inline float tr_clip(float x, float low, float high)
 {
-    return x < low ? low : x > high ? high : x;
+    x = x < low ? low : x;
+    return x > high ? high : x;
 }
 
 /* The functions of `names.CURVES`. */

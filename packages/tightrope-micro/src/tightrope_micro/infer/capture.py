@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import prod
+from typing import Any, Final
 
+import numpy as np
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from tightrope.capture import capture_program
-from tightrope.core import Argument, CaptureError, Graph, Op, View
+from tightrope.core import Argument, CaptureError, Graph, Items, Op, View
 from tightrope.core.values import CONSTANTS, EMPTY
 from tightrope_micro.constants import Constants
 from tightrope_micro.infer.element_rules import curve
 from tightrope_micro.infer.fuse import with_sums_inside
 from tightrope_micro.infer.layer_rules import MORE_RULES
 from tightrope_micro.infer.recurrent import recurrence_as_ops
-from tightrope_micro.infer.writer import NetTranslator
+from tightrope_micro.infer.writer import NetTranslator, merged
 from tightrope_micro.rules import RULES
 from tightrope_micro.translator import Translator
 
@@ -74,7 +77,7 @@ def capture_net(model: torch.nn.Module, args: Sequence[torch.Tensor]) -> FloatNe
             continue
         number = next((k for k, value in enumerate(given) if value is tensor), None)
         if number is None:
-            frozen[view.base] = tensor.detach().cpu().contiguous().numpy().ravel()
+            frozen[view.base] = _as_it_lies(tensor, view.offset)
             called[view.base] = names.get(id(tensor), f"value_{at}")
         else:
             called[view.base] = f"input_{number}"
@@ -90,6 +93,15 @@ def capture_net(model: torch.nn.Module, args: Sequence[torch.Tensor]) -> FloatNe
         raise CaptureError("the forward computes nothing: it returns an input as it is.")
     found, constants = _compact(with_sums_inside(writer.finish()), writer.flash)
     return FloatNet(found, constants, tuple(shape for _, shape in sorted(shapes.items())))
+
+
+def _as_it_lies(tensor: torch.Tensor, before: int) -> NDArray[Any]:
+    """The numbers of a weight in the order in which they lie, behind as many as a view of it skips."""
+    if not tensor.numel():
+        return np.zeros(0, np.float32)
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).cpu().numpy()
+    return np.concatenate((np.zeros(before, flat.dtype), flat))
 
 
 def _compact(graph: Graph, constants: Constants) -> tuple[Graph, Constants]:
@@ -118,7 +130,17 @@ def _attention(t: Translator, op: Op) -> None:
     scale = named.get("scale")
     numbers = (q.shape[3] ** -0.5 if scale is None else scale, int(any(op.arguments[4:5])))
     makes = [("float32", q.shape), ("float32", (q.shape[0], q.shape[2], q.shape[1]))]
-    t.bind(t.result(0), t.emit("attention", (*dense, *numbers), makes)[0])
+    made, old = t.emit("attention", (*dense, *numbers), makes)[0], t.result(0)
+    assert isinstance(t, NetTranslator)
+    assert old is not None
+    batch, rows, heads, size = q.shape
+    steps = (rows * heads * size, size, heads * size, 1)
+    if merged(old.shape, old.strides) == merged(old.shape, steps):
+        t.bind_as_it_lies(old, made)
+        return
+    flat = replace(made, shape=(prod(q.shape),), strides=(1,))
+    turned = (flat, Items((batch, heads, rows, size)), Items(steps), 0)
+    t.bind(old, t.emit("gather", turned, [("float32", old.shape)])[0])
 
 
 def _gelu(t: Translator, op: Op) -> None:

@@ -26,6 +26,8 @@ def made_by(t: Translator) -> View:
 def write(t: Translator, target: str, arguments: tuple[Argument, ...], dtype: str = "float32") -> None:
     """Write an op that makes what the captured one makes."""
     old = made_by(t)
+    if not prod(old.shape) or any(isinstance(v, View) and not prod(v.shape) for v in arguments):
+        t.refuse("has a tensor without elements")
     kinds = {v.dtype for v in arguments if isinstance(v, View)} | (
         {old.dtype} if dtype == "float32" else set()
     )
@@ -47,6 +49,10 @@ def curve(name: str, *defaults: float, at: int = 1) -> Rule:
 
     def rule(t: Translator, op: Op) -> None:
         given = [*op.arguments[at : at + 2], *(None, None)]
+        usual = {"softplus": (1, 20), "elu": (1, 1)}.get(name, ())
+        rest = op.arguments[at + len(defaults) :]
+        if tuple(rest) != usual[: len(rest)]:
+            t.refuse(f"has arguments that its kernel lacks: {', '.join(map(str, rest))}")
         named = dict(op.keywords)
         if named and named != {"approximate": "tanh"}:
             t.refuse(f"has an option {', '.join(named)}")

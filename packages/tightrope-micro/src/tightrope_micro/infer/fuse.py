@@ -42,7 +42,9 @@ def with_sums_inside(graph: Graph) -> Graph:
 def _inside(op: Op, maker: Op) -> bool:
     both = [value for value in op.arguments if isinstance(value, View) and value.base != EMPTY]
     alike = maker.target in _LAYERS and op.results[0].view.shape == maker.results[0].view.shape
-    return op.target == "micro.add" and alike and len({v.base for v in both}) == 2
+    others = {v.base for v in both} - set(maker.creates)
+    apart = len({v.base for v in both}) == 2 and not others & set(maker.reads)  # what is added to is not read
+    return op.target == "micro.add" and alike and apart
 
 
 def _summed(op: Op, layer: Op) -> Op:

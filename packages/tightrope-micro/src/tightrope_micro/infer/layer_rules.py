@@ -139,6 +139,14 @@ def _zeros(t: Translator, op: Op) -> None:
     _net(t).frozen[old.base] = np.zeros(prod(old.shape), np.float32)
 
 
+def _four(t: Translator, value: Argument) -> View:
+    """Look at a map of batch, channels, height and width."""
+    found = t.look(value)
+    if len(found.shape) != 4:
+        t.refuse(f"works on {len(found.shape)} dimensions; the kernel has 4")
+    return found
+
+
 def _max_pool(t: Translator, op: Op) -> None:
     """``aten.max_pool2d_with_indices`` without positions."""
     write(t, "max_pool2d_only", max_pool_window(t, op))
@@ -161,12 +169,12 @@ def _avg_pool(t: Translator, op: Op) -> None:
         else kernel
     )
     windows = tuple(Items((one[0], one[-1])) for one in (kernel, stride, padding))
-    write(t, "avg_pool2d_edge", (t.look(given[0]), *windows, int(bool(includes)), divisor or 0))
+    write(t, "avg_pool2d_edge", (_four(t, given[0]), *windows, int(bool(includes)), divisor or 0))
 
 
 def _adaptive(kind: str) -> Rule:
     def rule(t: Translator, op: Op) -> None:
-        x, old = t.look(op.arguments[0]), made_by(t)
+        x, old = _four(t, op.arguments[0]), made_by(t)
         (h, w), (oh, ow) = x.shape[2:], old.shape[2:]
         if kind == "mean" and h % oh == 0 and w % ow == 0:
             window = Items((h // oh, w // ow))
@@ -234,7 +242,8 @@ def _cat(t: Translator, op: Op) -> None:
     axis = op.arguments[1] if len(op.arguments) > 1 else 0
     assert isinstance(axis, int)
     axis %= len(old.shape)
-    first, *others = (t.look(item) for item in items.items)
+    filled = [item for item in items.items if isinstance(item, View) and 0 not in item.shape]
+    first, *others = map(t.look, filled)
     outer = prod(old.shape[:axis])
     for other in others:
         shape = list(old.shape)
@@ -261,6 +270,15 @@ def _linear(t: Translator, op: Op) -> None:
     if not isinstance(right, View) or right.base not in _net(t).frozen or op.keywords:
         t.refuse("multiplies by what is not a weight, or by a number")
     weight = _net(t).flash.put(np.ascontiguousarray(_net(t).flash.read(t.look(right)).T))
+    if bias is not None:
+        alone = isinstance(bias, View) and bias.base in _net(t).frozen
+        if (
+            not alone
+            or not isinstance(bias, View)
+            or prod(bias.shape[:-1]) != 1
+            or bias.shape[-1:] != weight.shape[:1]
+        ):
+            t.refuse("adds what is not one weight per output")
     write(t, "linear", (t.look(x), weight, None if bias is None else t.look(bias)))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tightrope.core import Argument, Items, StorageId, View
 from tightrope_micro.constants import Constants
-from tightrope_micro.translator import Translator, is_dense
+from tightrope_micro.translator import Translator, contiguous, is_dense
 
 _MOST_DIMENSIONS: Final = 4
 
@@ -54,6 +54,8 @@ class NetTranslator(Translator):
             self.refuse(f"takes {value!r:.60} where a tensor is expected")
         if value.base in self.frozen:
             flat = self.frozen[value.base][value.offset :]
+            if flat.dtype != np.float32 or not prod(value.shape):
+                self.refuse(f"reads {flat.dtype} constants of {list(value.shape)}; the kernels have float32")
             strides = tuple(stride * flat.itemsize for stride in value.strides)
             return self.flash.put(np.lib.stride_tricks.as_strided(flat, value.shape, strides))
         if value.base not in self.known:
@@ -63,6 +65,23 @@ class NetTranslator(Translator):
         if storage.label.startswith("float32") and not (whole and is_dense(value)):
             return self.gather(value)
         return super().look(value)
+
+    def bind(self, old: Argument, new: View) -> None:
+        """Say that a captured tensor is a new one, which lies in the order of its indices."""
+        assert isinstance(old, View)
+        plain = contiguous(old.shape)
+        if merged(old.shape, old.strides) != merged(old.shape, plain):  # views of it count on how it lies
+            order = sorted(range(len(old.shape)), key=lambda axis: -old.strides[axis])
+            shape, steps = merged(tuple(old.shape[k] for k in order), tuple(plain[k] for k in order))
+            if prod(shape) != prod(old.shape) or len(shape) > _MOST_DIMENSIONS or old.offset:
+                self.refuse("makes a tensor with gaps, or a permutation of many dimensions")
+            flat = View(new.base, new.dtype, (prod(old.shape),), (1,), input=new.input)
+            (new,) = self.emit("gather", (flat, Items(shape), Items(steps), 0), [(new.dtype, (prod(shape),))])
+        super().bind(old, new)
+
+    def bind_as_it_lies(self, old: Argument, new: View) -> None:
+        """Say that a captured tensor is a new one that lies as it does."""
+        super().bind(old, new)
 
     def gather(self, value: View) -> View:
         """Copy what a view shows, in the order of its indices."""

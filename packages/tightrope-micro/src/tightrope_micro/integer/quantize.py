@@ -303,6 +303,8 @@ class _Quantizer:
             row = self.net.constants.read(right) / self._scale(made, WIDE)
             other = self.flash.put(np.clip(np.rint(row), *LIMITS[WIDE]).astype(np.int16))
             self._emit("q_add_rows", (x, other, *ends), made, WIDE)
+        elif op.target == "micro.add_rows":
+            self._refuse("adds rows that are computed")
         else:
             self._emit("q_add", (x, self._read(right, WIDE), *ends), made, WIDE)
 
