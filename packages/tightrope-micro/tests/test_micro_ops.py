@@ -211,6 +211,10 @@ ODD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], nn.Module], ...]]
     "a slice of the input": (lambda x, c: c(x[:, -1]), (lambda: nn.Linear(8, 3),)),
     "attention of heads first": (attends, ()),
     "a join with nothing": (lambda x: torch.cat((x[:, :0], x.relu()), 1), ()),
+    "uneven padding and dilation": (
+        lambda x, c: c(F.pad(x, (0, 1, 3, 0))),
+        (lambda: nn.Conv2d(4, 2, 3, dilation=2, padding=1),),
+    ),
     "a clamp from above to below": (lambda x: x.clamp(1, -1), ()),
 }
 

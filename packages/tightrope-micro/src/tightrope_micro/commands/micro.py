@@ -119,12 +119,7 @@ def compile_command(
         limits=asked_of_step, recompute=recompute,
     )  # fmt: skip
     _check_sizes(output, ram=ram, stack=stack, flash=flash)
-    if target.endswith(".onnx") and not infer:
-        raise TightropeError(
-            f"{target!r} is a net without samples and an optimizer: give --infer with it. For --integer, "
-            "write FILE.py:FUNCTION that returns (model, inputs, samples), the first two from "
-            "tightrope_micro.onnx_net.load_onnx."
-        )
+    _check_target(target, infer=infer)
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, _profile(machine, flash), (ram, stack), kernels, pages=pages)
@@ -152,6 +147,16 @@ def _kept(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> N
         linked = check_flash(compiled)
     compiled.write(output)
     _say(output, compiled, linked, json)
+
+
+def _check_target(target: str, *, infer: bool) -> None:
+    """Refuse a net in ONNX where samples or an optimizer are needed."""
+    if target.endswith(".onnx") and not infer:
+        raise TightropeError(
+            f"{target!r} is a net without samples and an optimizer: give --infer with it. For --integer, "
+            "write FILE.py:FUNCTION that returns (model, inputs, samples), the first two from "
+            "tightrope_micro.onnx_net.load_onnx."
+        )
 
 
 def _check_sizes(output: Path, **sizes: str | None) -> None:

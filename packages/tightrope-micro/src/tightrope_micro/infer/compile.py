@@ -121,8 +121,8 @@ def compile_net(
     size = len(net.constants.data)
     if machine.flash and size > machine.flash:
         raise InfeasibleError(
-            f"the constants of the net take {size} B of flash; the limit is {machine.flash} B for them and "
-            "the code (--flash, or the machine's). Quantize the net, take a smaller model, or give more.",
+            f"the constants of the net take {size} B of flash; the limit is {machine.flash} B, code included. "
+            "Quantize the net, take a smaller model, or give more by --flash or the machine's profile.",
             asked=machine.flash, lower_bound=size,
         )  # fmt: skip
     programs = net.programs if isinstance(net, IntegerNet) else ()

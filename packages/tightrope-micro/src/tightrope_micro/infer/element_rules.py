@@ -147,8 +147,9 @@ def _reduction(name: str) -> Rule:
         rank = len(given.shape)
         axes = sorted(a % rank for a in whole_numbers(chosen)) if isinstance(chosen, Items) else []
         axes = axes or list(range(rank))
-        x = t.look(given)
-        if axes != list(range(axes[0], axes[-1] + 1)):
+        if axes == list(range(axes[0], axes[-1] + 1)):
+            x = t.look(given)
+        else:
             others = [k for k in range(rank) if k not in axes]
             order = (*others, *axes)
             turned = replace(

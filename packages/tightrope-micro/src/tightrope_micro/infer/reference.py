@@ -108,18 +108,19 @@ def convolved(
         x: [n][channels][height][width].
         weight: as for `torch.nn.functional.conv2d`.
         bias: the same.
-        geometry: stride, padding above and to the left, groups.
+        geometry: stride, padding above and to the left, groups; and dilation.
         made: sizes of the result.
     """
     stride, before, groups = whole_numbers(geometry[0]), whole_numbers(geometry[1]), geometry[2]
+    apart = whole_numbers(geometry[3]) if len(geometry) > 3 else (1, 1)
     ends = [
-        (count - 1) * by + window - size - first
-        for count, by, window, size, first in zip(
-            made[2:], stride, weight.shape[2:], x.shape[2:], before, strict=True
+        (count - 1) * by + (window - 1) * step + 1 - size - first
+        for count, by, window, step, size, first in zip(
+            made[2:], stride, weight.shape[2:], apart, x.shape[2:], before, strict=True
         )
     ]
     wide = F.pad(x, (before[1], ends[1], before[0], ends[0]))
-    return F.conv2d(wide, weight, bias, stride, 0, 1, groups)
+    return F.conv2d(wide, weight, bias, stride, 0, apart, groups)
 
 
 def _conv(op: Op, given: list[Any]) -> Tensor:
@@ -165,9 +166,9 @@ def _edges(op: Op, given: list[Any]) -> Tensor:
     raise AssertionError(op)
 
 
-def _dilated(_: Op, given: list[Any]) -> Tensor:
+def _dilated(op: Op, given: list[Any]) -> Tensor:
     x, w, b, stride, padding, dilation, groups = given
-    return F.conv2d(x, w, b, whole_numbers(stride), whole_numbers(padding), whole_numbers(dilation), groups)
+    return convolved(x, w, b, (stride, padding, groups, dilation), op.results[0].view.shape)
 
 
 def curved(x: Tensor, name: str, a: Any, b: Any) -> Tensor:

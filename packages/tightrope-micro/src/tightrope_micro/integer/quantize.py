@@ -413,7 +413,7 @@ class _Quantizer:
     def _copied(self, op: Op) -> None:
         """A copy in another order, or of two values behind each other: in every format that is wanted."""
         made = op.creates[0]
-        for dtype in sorted(self.demands.wanted[made]):
+        for dtype in sorted(self.demands.wanted.get(made, ())):  # of a copy that nothing reads, none
             values: list[Argument] = []
             for value in op.arguments:
                 if isinstance(value, View) and value.base == EMPTY:
