@@ -121,7 +121,7 @@ def compile_net(
     size = len(net.constants.data)
     if machine.flash and size > machine.flash:
         raise InfeasibleError(
-            f"the constants of the net take {size} B of flash; the limit is {machine.flash} B, code included. "
+            f"the constants of the net take {size} B of flash; the limit is {machine.flash} B with the code. "
             "Quantize the net, take a smaller model, or give more by --flash or the machine's profile.",
             asked=machine.flash, lower_bound=size,
         )  # fmt: skip
