@@ -1,4 +1,4 @@
-"""M5: nets that PyTorch exports to ONNX, read back and compiled, beside ONNX Runtime.
+"""M5: nets that PyTorch exports to ONNX, read back, captured, and compared with ONNX Runtime.
 
 Every single op of M3 that can be exported, the nets of M1 and M2, and a recurrent net for sensors. With
 ``--onnx``, onnxruntime of that interpreter computes what is expected, else the evaluator of ``onnx``.
@@ -91,7 +91,9 @@ def m5(console: Console, peer: str) -> list[Row]:
     words = (
         f"{right} of {right + wrong + refused} within {_CLOSE}, {refused} refused by name, {wrong} wrong; "
     )
-    words += f"{skipped} cannot be exported; beside {'onnxruntime' if peer else 'the reference evaluator'}"
+    words += (
+        f"{skipped} cannot be exported; compared with {'onnxruntime' if peer else 'the reference evaluator'}"
+    )
     return [Row("M5", "exported nets within 1e-5", words, not wrong and right >= 12)]
 
 

@@ -41,13 +41,13 @@ T2: inference of the residual net, plain and in bands of rows, see `benchmarks.m
 
 M1: the reference nets of MLPerf Tiny as published, in three forms, see `benchmarks.micro.published`.
 
-M4: limits to the byte on drawn nets, see `benchmarks.micro.limited`; ``--compilations`` says how many.
-
-M5: nets that are exported to ONNX, see `benchmarks.micro.exported`; with ``--onnx``, beside onnxruntime.
+M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
 
 M3: single ops and drawn nets of them, see `benchmarks.micro.single_ops`; ``--seeds`` says how many nets.
 
-M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
+M4: limits to the byte on drawn nets, see `benchmarks.micro.limited`; ``--compilations`` says how many.
+
+M5: nets exported to ONNX, see `benchmarks.micro.exported`; with ``--onnx``, compared with onnxruntime.
 
 K5: whole nets in integers, and K4 of one, see `benchmarks.micro.whole`; with ``--onnx``, an interpreter of an
 environment with onnxruntime, beside its static int8.

@@ -1,7 +1,8 @@
 """M3: single ops as C, in float and in integers: right, or refused by name.
 
-Each op runs in a net of its own on this computer, under sanitizers: the float form beside PyTorch, the
-integers beside the reference in NumPy, bit by bit. Then small nets drawn with seeds, of some of these ops.
+Each op runs in a net of its own on this computer, under sanitizers: the float form is compared with
+PyTorch, the integers with the reference in NumPy, bit by bit. Then small nets of some of these ops, drawn
+with seeds.
 """
 
 import tempfile

@@ -71,12 +71,16 @@ def test_a_net_gives_what_the_reference_evaluator_gives(
     torch.testing.assert_close(found, torch.from_numpy(want), atol=1e-5, rtol=1e-5)
 
 
-def test_a_command_compiles_it(tmp_path: Path) -> None:
+def test_a_command_compiles_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = exported(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), (1, 4), tmp_path / "net.onnx")
     out, command = tmp_path / "out", ["micro", "compile", str(path), "--ram", "8KiB", "-o"]
     done = CliRunner().invoke(app, [*command, str(out), "--infer"])
     assert done.exit_code == 0, done.output
     assert (out / "net.c").is_file()
+    monkeypatch.setattr("tightrope_micro.flash.shutil.which", lambda name: None)
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "unlinked"), "--infer"])
+    assert done.exit_code == 0, done.output
+    assert "the code was not linked" in done.output
     done = CliRunner().invoke(app, [*command, str(tmp_path / "no"), "--integer"])
     assert isinstance(done.exception, TightropeError)
     assert "load_onnx" in str(done.exception)

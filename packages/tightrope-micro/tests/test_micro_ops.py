@@ -1,4 +1,4 @@
-"""Single ops of sensor nets as C: float beside PyTorch, integers beside NumPy to the bit, or refused."""
+"""Single ops of sensor nets as C: float as in PyTorch, integers as in NumPy to the bit, or refused."""
 
 from collections.abc import Callable
 from dataclasses import replace as changed
@@ -46,7 +46,8 @@ class Many(nn.Module):
         self.nets = nn.ModuleList(case.make() for case in own)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([net(x).float().flatten() for net in self.nets if net(x).dtype == torch.float32])
+        made = [net(x) for net in self.nets]
+        return torch.cat([one.flatten() for one in made if one.dtype == torch.float32])
 
 
 def in_integers(net: FloatNet, samples: list[Tensor]) -> tuple[int, float] | None:

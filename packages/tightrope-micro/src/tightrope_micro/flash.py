@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -14,21 +14,18 @@ from tightrope_micro.emulate import COMPILER, SIZE, build
 if TYPE_CHECKING:
     from tightrope_micro.infer import CompiledNet
 
-_CODE: Final[Bytes] = 96 << 10
-_PER_KERNEL: Final[Bytes] = 192
-"""More than kernels and the bench take, and a call of one: what has room for both is not linked."""
-
 
 def check_flash(compiled: "CompiledStep | CompiledNet") -> Bytes | None:
     """Refuse a library whose code and constants take more flash than the machine has.
 
-    It is linked with the bench of the emulated board where that could be too much.
+    It is linked with the bench of the emulated board, where the compiler for that is there.
 
     Args:
         compiled: in memory.
 
     Returns:
-        Bytes as linked; None where no compiler for the board is there, or where anything would fit.
+        Bytes as linked; None where any number will do, or where no compiler for the board is there. The
+        constants alone were checked by `compile_net`.
 
     Raises:
         InfeasibleError: names the bytes that are needed.
@@ -38,29 +35,19 @@ def check_flash(compiled: "CompiledStep | CompiledNet") -> Bytes | None:
         >>> check_flash(compiled)  # doctest: +SKIP
     """
     promised = compiled.manifest
-    constants = promised.net.constants if promised.net is not None else 0
     limit = promised.flash
-    if not limit or constants + _CODE + _PER_KERNEL * promised.num_ops <= limit:
+    if not limit or not (shutil.which(COMPILER) and shutil.which(SIZE)):
         return None
-    needed = constants
-    linked = None
-    if shutil.which(COMPILER) and shutil.which(SIZE):
-        anything = replace(promised, flash=0)
-        with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
-            folder = compiled.write(Path(scratch) / "library")
-            ends = (max(promised.ram, promised.total),) * 2
-            _, linked = build(
-                folder, Path(scratch), anything, ends, defines=["-DTR_STEPS=1"], core="cortex-m4f"
-            )
-        needed = linked
-    if needed > limit:
-        what = "code and constants take" if linked is not None else "the constants of the net alone take"
-        way = (
-            ", quantize the net (--integer)" if promised.net and "float" in promised.net.output.dtype else ""
-        )
+    with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
+        here, ends = Path(scratch), (max(promised.ram, promised.total),) * 2
+        folder, anything = compiled.write(here / "library"), replace(promised, flash=0)
+        _, linked = build(folder, here, anything, ends, defines=["-DTR_STEPS=1"], core="cortex-m4f")
+    if linked > limit:
+        net = promised.net
+        way = ", quantize the net (--integer)" if net is not None and net.output.dtype == "float32" else ""
         raise InfeasibleError(
-            f"{what} {needed} B of flash; the limit is {limit} B (--flash, or the machine's). Give "
-            f"more{way}, or take a smaller model.",
-            asked=limit, smallest_found=needed if linked is not None else None, lower_bound=constants,
+            f"code and constants take {linked} B of flash; the limit is {limit} B (--flash, or the "
+            f"machine's). Give more{way}, or take a smaller model.",
+            asked=limit, smallest_found=linked, lower_bound=0 if net is None else net.constants,
         )  # fmt: skip
     return linked

@@ -7,11 +7,10 @@ from typing import Final
 from tightrope.core import View
 from tightrope.core.values import ITEM_BYTES
 from tightrope_micro.given import Given
-from tightrope_micro.names import BLENDS, CURVES, REDUCTIONS
+from tightrope_micro.names import BLENDS, CURVES, DIMENSIONS, REDUCTIONS
 from tightrope_micro.translator import whole_numbers
 
 _Found = list[str | int | float]
-_DIMENSIONS: Final = 4
 
 
 def _whole(a: Given, first: int, last: int | None = None) -> list[int]:
@@ -80,7 +79,7 @@ def _planes(a: Given) -> list[int]:
 
 def _gather(a: Given) -> _Found:
     sizes, strides = (list(whole_numbers(a.value(k))) for k in (1, 2))
-    missing = _DIMENSIONS - len(sizes)
+    missing = DIMENSIONS - len(sizes)
     bytes_each = ITEM_BYTES[a.made_view().dtype]
     return [
         *a.at(0), *a.made(), bytes_each, *[1] * missing, *sizes, *[0] * missing, *strides, *_whole(a, 3),
@@ -110,7 +109,7 @@ def _curve(a: Given) -> _Found:
 
 
 def _four(shape: tuple[int, ...]) -> list[int]:
-    return [*[1] * (_DIMENSIONS - len(shape)), *shape]
+    return [*[1] * (DIMENSIONS - len(shape)), *shape]
 
 
 def _blend(a: Given) -> _Found:
@@ -131,7 +130,7 @@ def _outer(a: Given, names: tuple[str, ...] = ()) -> _Found:
 
 def _pad(a: Given) -> _Found:
     before = _four(whole_numbers(a.value(1)))
-    before[: _DIMENSIONS - len(a.shape(0))] = [0] * (_DIMENSIONS - len(a.shape(0)))
+    before[: DIMENSIONS - len(a.shape(0))] = [0] * (DIMENSIONS - len(a.shape(0)))
     return [*a.at(0), *a.made(), *_numbers(a, 2), *_four(a.shape(0)), *_four(a.result()), *before]
 
 

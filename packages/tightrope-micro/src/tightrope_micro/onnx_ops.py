@@ -81,7 +81,7 @@ def _pool(values: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
     if ceil and given.get("auto_pad", "NOTSET") != "NOTSET":
         raise _refuse(given, "has ceil_mode with auto_pad")
     even = sides[::2] == sides[1::2]
-    if not even and largest:  # a window has an element inside, so that the least number never wins
+    if not even and largest:  # a window has an element inside, so that the padding never wins
         x, sides = F.pad(x, sides, value=-3.4028234e38), [0] * len(sides)
     elif not even and given.get("count_include_pad", 0):
         x, sides = F.pad(x, sides), [0] * len(sides)

@@ -52,7 +52,8 @@ def _conv(t: Translator, op: Op, at: int) -> tuple[Items, Items, int]:
     return _pair(stride), _pair(padding), groups
 
 
-def _four(t: Translator, view: View) -> View:
+def four(t: Translator, view: View) -> View:
+    """Refuse what is no map of batch, channels, height and width."""
     if len(view.shape) != 4:
         t.refuse(f"works on {len(view.shape)} dimensions; the kernel has 4")
     return view
@@ -62,7 +63,7 @@ def _read(t: Translator, value: Argument) -> tuple[View, tuple[int, int]]:
     """The input of a convolution as a map, and the zeros above and to the left."""
     assert isinstance(value, View)
     given, more = unpadded(t, value)
-    return _four(t, as_map(t.look(given))), more
+    return four(t, as_map(t.look(given))), more
 
 
 def _wider(padding: Items, more: tuple[int, int]) -> Items:
@@ -85,7 +86,7 @@ def convolution(t: Translator, op: Op) -> None:
 
 def convolution_backward(t: Translator, op: Op) -> None:
     """``aten.convolution_backward`` of weight and bias: both are computed in their updates."""
-    g, (x, more) = _four(t, as_map(t.look(op.arguments[0]))), _read(t, op.arguments[1])
+    g, (x, more) = four(t, as_map(t.look(op.arguments[0]))), _read(t, op.arguments[1])
     stride, padding, groups = _conv(t, op, 4)
     geometry = (stride, _wider(padding, more), groups)
     if (old := t.result(1)) is not None:
@@ -96,7 +97,7 @@ def convolution_backward(t: Translator, op: Op) -> None:
 
 def convolution_input(t: Translator, op: Op) -> None:
     """``tightrope.convolution_input``."""
-    g, weight = (_four(t, as_map(t.look(op.arguments[k]))) for k in range(2))
+    g, weight = (four(t, as_map(t.look(op.arguments[k]))) for k in range(2))
     old = t.result(0)
     assert old is not None
     left, more = cropped(t, old)
@@ -185,7 +186,7 @@ def relu_backward(t: Translator, op: Op) -> None:
 
 def max_pool_window(t: Translator, op: Op) -> tuple[View, Items, Items, Items]:
     """Input, window, stride and padding of ``aten.max_pool2d_with_indices``."""
-    x = _four(t, t.look(op.arguments[0]))
+    x = four(t, t.look(op.arguments[0]))
     kernel = _window(t, op, 1)
     stride, padding = _window(t, op, 2, op.arguments[1]), _window(t, op, 3, Items((0, 0)))
     if _window(t, op, 4, Items((1, 1))) != (1, 1) or kernel[0] * kernel[1] > 255:
@@ -232,7 +233,7 @@ def _average(t: Translator, op: Op, at: int) -> tuple[Items, Items]:
 
 def avg_pool(t: Translator, op: Op) -> None:
     """``aten.avg_pool2d``."""
-    x, geometry, old = _four(t, t.look(op.arguments[0])), _average(t, op, 1), t.result(0)
+    x, geometry, old = four(t, t.look(op.arguments[0])), _average(t, op, 1), t.result(0)
     assert old is not None
     (made,) = t.emit("avg_pool2d", (x, *geometry), [("float32", old.shape)])
     t.bind(old, made)
@@ -240,7 +241,7 @@ def avg_pool(t: Translator, op: Op) -> None:
 
 def avg_pool_backward(t: Translator, op: Op) -> None:
     """``aten.avg_pool2d_backward``."""
-    g, geometry, old = _four(t, t.look(op.arguments[0])), _average(t, op, 2), t.result(0)
+    g, geometry, old = four(t, t.look(op.arguments[0])), _average(t, op, 2), t.result(0)
     assert old is not None
     (made,) = t.emit("avg_pool2d_backward", (g, *geometry), [("float32", old.shape)])
     t.bind(old, made)
@@ -250,7 +251,7 @@ def mean(t: Translator, op: Op) -> None:
     """``aten.mean.dim`` over height and width, an average pool with one window, or over the rows of three."""
     if mean_rows(t, op):
         return
-    x, old = _four(t, t.look(op.arguments[0])), t.result(0)
+    x, old = four(t, t.look(op.arguments[0])), t.result(0)
     assert old is not None
     if sorted(axis % 4 for axis in whole_numbers(op.arguments[1])) != [2, 3]:
         t.refuse("averages over other dimensions than height and width")

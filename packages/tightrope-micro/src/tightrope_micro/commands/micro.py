@@ -141,11 +141,14 @@ def _profile(machine: str, flash: str | None) -> Machine:
 def _kept(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> None:
     """Write what fits the flash, and say what it promises."""
     from tightrope.run.status import StatusLine
+    from tightrope_micro.emulate import COMPILER
     from tightrope_micro.flash import check_flash
 
     with StatusLine().slow("linking"):
         linked = check_flash(compiled)
     compiled.write(output)
+    if linked is None and compiled.manifest.flash:
+        StatusLine().say(f"flash: the code was not linked, as {COMPILER} is not there; the constants fit")
     _say(output, compiled, linked, json)
 
 

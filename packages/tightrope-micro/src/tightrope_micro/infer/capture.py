@@ -14,7 +14,7 @@ from tightrope.capture import capture_program
 from tightrope.core import Argument, CaptureError, Graph, Items, Op, View
 from tightrope.core.values import CONSTANTS, EMPTY
 from tightrope_micro.constants import Constants
-from tightrope_micro.infer.element_rules import curve
+from tightrope_micro.curve_rules import curve
 from tightrope_micro.infer.fuse import with_sums_inside
 from tightrope_micro.infer.layer_rules import MORE_RULES
 from tightrope_micro.infer.recurrent import recurrence_as_ops

@@ -7,63 +7,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from tightrope.core import Argument, Items, Op, View
-from tightrope_micro.names import CURVES
+from tightrope_micro.curve_rules import CURVE_RULES, LARGEST, Rule, curve, made_by, number_of, write
+from tightrope_micro.names import CURVES, DIMENSIONS
 from tightrope_micro.rules import RULES
 from tightrope_micro.translator import Translator, whole_numbers
-
-_LARGEST: Final = 3.4028234e38
-_MOST_DIMENSIONS: Final = 4
-Rule = Callable[[Translator, Op], None]
-
-
-def made_by(t: Translator) -> View:
-    """Look at what the captured op makes."""
-    old = t.result(0)
-    assert old is not None
-    return old
-
-
-def write(t: Translator, target: str, arguments: tuple[Argument, ...], dtype: str = "float32") -> None:
-    """Write an op that makes what the captured one makes."""
-    old = made_by(t)
-    if not prod(old.shape) or any(isinstance(v, View) and not prod(v.shape) for v in arguments):
-        t.refuse("has a tensor without elements")
-    kinds = {v.dtype for v in arguments if isinstance(v, View)} | (
-        {old.dtype} if dtype == "float32" else set()
-    )
-    if kinds != {"float32"}:
-        t.refuse(f"computes in {' and '.join(sorted(kinds))}; the kernel in float32")
-    (made,) = t.emit(target, arguments, [(dtype, old.shape)])
-    t.bind(old, made)
-
-
-def number_of(t: Translator, value: Argument) -> float:
-    """Take a number, within what float32 holds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        t.refuse(f"takes {value!r:.40} where a number is expected")
-    return float(min(max(value, -_LARGEST), _LARGEST))
-
-
-def curve(name: str, *defaults: float, at: int = 1) -> Rule:
-    """A function of one number with up to two numbers of its own, from the argument ``at`` on."""
-
-    def rule(t: Translator, op: Op) -> None:
-        given = [*op.arguments[at : at + 2], *(None, None)]
-        usual = {"softplus": (1, 20), "elu": (1, 1)}.get(name, ())
-        rest = op.arguments[at + len(defaults) :]
-        if tuple(rest) != usual[: len(rest)]:
-            t.refuse(f"has arguments that its kernel lacks: {', '.join(map(str, rest))}")
-        named = dict(op.keywords)
-        if named and named != {"approximate": "tanh"}:
-            t.refuse(f"has an option {', '.join(named)}")
-        ends = [
-            number_of(t, default if value is None else value)
-            for value, default in zip(given, (*defaults, *(0.0,) * (2 - len(defaults))), strict=False)
-        ]
-        write(t, "curve", (t.look(op.arguments[0]), name, *ends))
-
-    rule.__doc__ = f"A curve: {name}."
-    return rule
 
 
 def _line(scale: float, shift: float, *, by_scale: bool) -> Callable[[float], tuple[float, float]]:
@@ -75,7 +22,7 @@ _LINES: Final[dict[str, Callable[[float], tuple[float, float]]]] = {
     "sub": _line(1.0, -1.0, by_scale=False),
     "rsub": _line(-1.0, 1.0, by_scale=False),
     "mul": _line(1.0, 0.0, by_scale=True),
-    "div": lambda value: (1.0 / value if value else _LARGEST, 0.0),
+    "div": lambda value: (1.0 / value if value else LARGEST, 0.0),
 }
 """Op of a tensor and a number -> factor and summand."""
 
@@ -91,8 +38,8 @@ def blend(name: str) -> Rule:
             write(t, "curve", (t.look(left), "line", *_LINES[name](number_of(t, right))))
             return
         x, y, made = t.look(left), t.look(right), made_by(t)
-        if len(made.shape) > _MOST_DIMENSIONS:
-            t.refuse(f"spreads {len(made.shape)} dimensions; the kernel has {_MOST_DIMENSIONS}")
+        if len(made.shape) > DIMENSIONS:
+            t.refuse(f"spreads {len(made.shape)} dimensions; the kernel has {DIMENSIONS}")
         write(t, "blend", (x, y, name))
 
     rule.__doc__ = f"Two tensors: {name}."
@@ -158,7 +105,7 @@ def _reduction(name: str) -> Rule:
                 strides=tuple(given.strides[k] for k in order),
             )
             x, axes = t.look(turned), list(range(len(others), rank))
-        if name == "mean" and rank == _MOST_DIMENSIONS and axes == [2, 3]:
+        if name == "mean" and rank == DIMENSIONS and axes == [2, 3]:
             window = Items((x.shape[2], x.shape[3]))
             (made,) = t.emit("avg_pool2d", (x, window, window), [("float32", (*x.shape[:2], 1, 1))])
             t.bind(made_by(t), made)
@@ -186,12 +133,11 @@ def _argmax(t: Translator, op: Op) -> None:
 
 ELEMENT_RULES: Final[dict[str, Rule]] = {
     **{f"aten.{name}.default": curve(name) for name in CURVES if name not in ("line", "clamp", "gelu_tanh")},
-    "aten.leaky_relu.default": curve("leaky_relu", 0.01),
+    **{name: rule for name, rule in CURVE_RULES.items() if name.startswith("aten.")},  # no dropout
     "aten.elu.default": curve("elu", 1.0),
-    "aten.hardtanh.default": curve("clamp", -1.0, 1.0),
-    "aten.clamp.default": curve("clamp", -_LARGEST, _LARGEST),
-    "aten.clamp_min.default": curve("clamp", -_LARGEST, _LARGEST),
-    "aten.clamp_max.default": lambda t, op: curve("clamp", -_LARGEST, _LARGEST)(
+    "aten.clamp.default": curve("clamp", -LARGEST, LARGEST),
+    "aten.clamp_min.default": curve("clamp", -LARGEST, LARGEST),
+    "aten.clamp_max.default": lambda t, op: curve("clamp", -LARGEST, LARGEST)(
         t, replace(op, arguments=(op.arguments[0], None, op.arguments[1]))
     ),
     "aten.neg.default": lambda t, op: blend("mul")(t, replace(op, arguments=(op.arguments[0], -1.0))),

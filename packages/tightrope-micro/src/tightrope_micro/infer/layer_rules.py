@@ -6,14 +6,14 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from tightrope.core import Argument, Items, Op, View
-from tightrope_micro.infer.element_rules import ELEMENT_RULES, Rule, made_by, number_of, write
+from tightrope.core import Items, Op, View
+from tightrope_micro.curve_rules import Rule, made_by, number_of, write
+from tightrope_micro.infer.element_rules import ELEMENT_RULES
 from tightrope_micro.infer.writer import NetTranslator, merged
-from tightrope_micro.pad_rules import as_map, inside_convolutions
-from tightrope_micro.rules import RULES, convolution_numbers, max_pool_window
+from tightrope_micro.names import DIMENSIONS
+from tightrope_micro.pad_rules import as_map, inside_convolutions, unpadded
+from tightrope_micro.rules import RULES, convolution_numbers, four, max_pool_window
 from tightrope_micro.translator import Translator, contiguous, whole_numbers
-
-_MOST_DIMENSIONS: Final = 4
 
 
 def _net(t: Translator) -> NetTranslator:
@@ -32,33 +32,25 @@ def _pad(t: Translator, op: Op) -> None:
     old = made_by(t)
     if inside_convolutions(t, given, old, amounts, value):
         return
-    if len(given.shape) > _MOST_DIMENSIONS:
-        t.refuse(f"pads {len(given.shape)} dimensions; the kernel has {_MOST_DIMENSIONS}")
+    if len(given.shape) > DIMENSIONS:
+        t.refuse(f"pads {len(given.shape)} dimensions; the kernel has {DIMENSIONS}")
     write(t, "pad", (t.look(given), Items(tuple(before)), value))
 
 
 def _convolution(t: Translator, op: Op) -> None:
-    """``aten.convolution`` of one or two dimensions, dilated or not."""
-    given, weight = op.arguments[:2]
-    assert isinstance(given, View)
+    """``aten.convolution`` of one or two dimensions: as in training, or dilated."""
     stride, padding, dilation, groups = convolution_numbers(t, op, 3)
-    top = left = 0
-    if given.base in t.padded:
-        given, top, left = t.padded[given.base]
-    if len(given.shape) not in (3, 4):
-        t.refuse(f"works on {len(given.shape)} dimensions; the kernel has 4")
-    x, w = t.look(as_map(given)), t.look(weight)
-    w = _net(t).flash.put(_net(t).flash.read(w).reshape(w.shape[0], w.shape[1], -1, w.shape[-1]))
-    bias = None if op.arguments[2] is None else t.look(op.arguments[2])
-    padding = (padding[0] + top, padding[1] + left)
-    old = made_by(t)
-    shape = as_map(old).shape
     if dilation == (1, 1):
-        arguments: tuple[Argument, ...] = (x, w, bias, Items(stride), Items(padding), groups)
-        (made,) = t.emit("conv2d", arguments, [("float32", shape)])
-    else:
-        arguments = (x, w, bias, Items(stride), Items(padding), Items(dilation), groups)
-        (made,) = t.emit("conv2d_dilated", arguments, [("float32", shape)])
+        RULES[op.target](t, op)
+        return
+    given, old = op.arguments[0], made_by(t)
+    assert isinstance(given, View)
+    inside, (top, left) = unpadded(t, given)
+    x, weight = four(t, as_map(t.look(inside))), as_map(t.look(op.arguments[1]))
+    bias = None if op.arguments[2] is None else t.look(op.arguments[2])
+    windows = (Items(stride), Items((padding[0] + top, padding[1] + left)), Items(dilation))
+    arguments = (x, weight, bias, *windows, groups)
+    (made,) = t.emit("conv2d_dilated", arguments, [("float32", as_map(old).shape)])
     t.bind(old, made)
 
 
@@ -139,14 +131,6 @@ def _zeros(t: Translator, op: Op) -> None:
     _net(t).frozen[old.base] = np.zeros(prod(old.shape), np.float32)
 
 
-def _four(t: Translator, value: Argument) -> View:
-    """Look at a map of batch, channels, height and width."""
-    found = t.look(value)
-    if len(found.shape) != 4:
-        t.refuse(f"works on {len(found.shape)} dimensions; the kernel has 4")
-    return found
-
-
 def _max_pool(t: Translator, op: Op) -> None:
     """``aten.max_pool2d_with_indices`` without positions."""
     write(t, "max_pool2d_only", max_pool_window(t, op))
@@ -169,12 +153,12 @@ def _avg_pool(t: Translator, op: Op) -> None:
         else kernel
     )
     windows = tuple(Items((one[0], one[-1])) for one in (kernel, stride, padding))
-    write(t, "avg_pool2d_edge", (_four(t, given[0]), *windows, int(bool(includes)), divisor or 0))
+    write(t, "avg_pool2d_edge", (four(t, t.look(given[0])), *windows, int(bool(includes)), divisor or 0))
 
 
 def _adaptive(kind: str) -> Rule:
     def rule(t: Translator, op: Op) -> None:
-        x, old = _four(t, op.arguments[0]), made_by(t)
+        x, old = four(t, t.look(op.arguments[0])), made_by(t)
         (h, w), (oh, ow) = x.shape[2:], old.shape[2:]
         if kind == "mean" and h % oh == 0 and w % ow == 0:
             window = Items((h // oh, w // ow))
@@ -213,8 +197,8 @@ def _shuffled(t: Translator, view: View, sizes: tuple[int, ...], order: tuple[in
     """Copy what is looked at in another order of its dimensions."""
     strides = contiguous(sizes)
     shape, steps = merged(tuple(sizes[k] for k in order), tuple(strides[k] for k in order))
-    if len(shape) > _MOST_DIMENSIONS:
-        t.refuse(f"reads a permutation of {len(shape)} dimensions; the kernel has {_MOST_DIMENSIONS}")
+    if len(shape) > DIMENSIONS:
+        t.refuse(f"reads a permutation of {len(shape)} dimensions; the kernel has {DIMENSIONS}")
     flat = replace(view, shape=(prod(view.shape),), strides=(1,))
     write(t, "gather", (flat, Items(shape), Items(steps), 0))
 

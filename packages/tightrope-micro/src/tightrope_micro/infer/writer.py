@@ -3,16 +3,15 @@
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tightrope.core import Argument, Items, StorageId, View
 from tightrope_micro.constants import Constants
+from tightrope_micro.names import DIMENSIONS
 from tightrope_micro.translator import Translator, contiguous, is_dense
-
-_MOST_DIMENSIONS: Final = 4
 
 
 def merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -72,8 +71,10 @@ class NetTranslator(Translator):
         plain = contiguous(old.shape)
         if merged(old.shape, old.strides) != merged(old.shape, plain):  # views of it count on how it lies
             order = sorted(range(len(old.shape)), key=lambda axis: -old.strides[axis])
-            shape, steps = merged(tuple(old.shape[k] for k in order), tuple(plain[k] for k in order))
-            if prod(shape) != prod(old.shape) or len(shape) > _MOST_DIMENSIONS or old.offset:
+            sizes, lies = (tuple(of[k] for k in order) for of in (old.shape, old.strides))
+            shape, steps = merged(sizes, tuple(plain[k] for k in order))
+            dense = merged(sizes, lies) == merged(sizes, contiguous(sizes))
+            if not dense or len(shape) > DIMENSIONS or old.offset:
                 self.refuse("makes a tensor with gaps, or a permutation of many dimensions")
             flat = View(new.base, new.dtype, (prod(old.shape),), (1,), input=new.input)
             (new,) = self.emit("gather", (flat, Items(shape), Items(steps), 0), [(new.dtype, (prod(shape),))])
@@ -86,8 +87,8 @@ class NetTranslator(Translator):
     def gather(self, value: View) -> View:
         """Copy what a view shows, in the order of its indices."""
         shape, strides = merged(value.shape, value.strides)
-        if len(shape) > _MOST_DIMENSIONS:
-            self.refuse(f"reads a permutation of {len(shape)} dimensions; the kernel has {_MOST_DIMENSIONS}")
+        if len(shape) > DIMENSIONS:
+            self.refuse(f"reads a permutation of {len(shape)} dimensions; the kernel has {DIMENSIONS}")
         source = self.storages[self.known[value.base]]
         x = self._plain(source.id, "float32", (source.bytes // 4,))
         arguments = (x, Items(shape), Items(strides), value.offset)

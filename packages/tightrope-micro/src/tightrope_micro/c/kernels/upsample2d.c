@@ -17,10 +17,10 @@ void k_upsample2d(const float *x, float *y, int planes, int h, int wi, int oh, i
                     *y++ = *one;
                     continue;
                 }
-                const int below = iy < h - 1 ? wi : 0, beside = ix < wi - 1;
+                const int below = iy < h - 1 ? wi : 0, right = ix < wi - 1;
                 const float ry = fy - (float)iy, rx = fx - (float)ix;
-                const float top = one[0] + (one[beside] - one[0]) * rx;
-                const float bottom = one[below] + (one[below + beside] - one[below]) * rx;
+                const float top = one[0] + (one[right] - one[0]) * rx;
+                const float bottom = one[below] + (one[below + right] - one[below]) * rx;
                 *y++ = top + (bottom - top) * ry;
             }
 }
