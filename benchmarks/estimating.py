@@ -28,7 +28,7 @@ from tightrope.cli.sizes import resized
 from tightrope.cli.target import Built
 from tightrope.cli.ways import largest_that_fits
 from tightrope.core import Bytes, InfeasibleError, round_up
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 _ROWS = ("resnet18", "vit")
 

@@ -36,7 +36,7 @@ from benchmarks._measure import HighWater, digest
 from benchmarks.zoo.unet import UNet
 from tightrope.core import format_bytes
 from tightrope.core.cache import own_folder
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 Start = Callable[..., nn.Module]
 """Compiles a model in place, in the way that is asked for."""

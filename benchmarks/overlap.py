@@ -35,9 +35,9 @@ from benchmarks._measure import paired_ratio
 from benchmarks.zoo import build
 from tightrope.capture import announce, capture_program, measured
 from tightrope.plan import solve
-from tightrope.run.accounts import accounts
-from tightrope.run.room import RESERVE
-from tightrope.run.running import Running
+from tightrope.run.execute.running import Running
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
 
 _STEPS: Final = 5
 _LATE: Final = 0.01

@@ -135,9 +135,9 @@ def _process(net: str, what: str, folder: str, num: int) -> dict[str, Any]:
 
 def _many(name: str, num: int) -> dict[str, Any]:
     import tightrope
-    from tightrope.run.accounts import accounts
     from tightrope.run.compile import compiled_of
-    from tightrope.run.unit import LENT
+    from tightrope.run.ledger.accounts import accounts
+    from tightrope.run.session.unit import LENT
 
     torch.manual_seed(0)
     model, inputs, shape = _NETS[name]()

@@ -27,7 +27,7 @@ class Sabotage(NamedTuple):
 SABOTAGES: Final = (
     Sabotage(
         "a loop is held to the budget",
-        "run/accounts.py",
+        "run/ledger/accounts.py",
         "self.allocator.limit = None if budget is None else max(budget - older - self.hidden, 0)",
         "self.allocator.limit = None",
         "test_a_request_beside_a_model_is_told_whose_budget_it_meets",
@@ -41,7 +41,7 @@ SABOTAGES: Final = (
     ),
     Sabotage(
         "what is computed again is compared",
-        "run/check.py",
+        "run/execute/check.py",
         "if self._seen.setdefault(storage, bits) != bits:",
         "if False:",
         "test_a_value_that_differs_when_computed_again_is_named",
@@ -55,7 +55,7 @@ SABOTAGES: Final = (
     ),
     Sabotage(
         "nothing global moves",
-        "run/status.py",
+        "run/base/status.py",
         "import shutil",
         "import shutil, random; random.random()",
         "test_nothing_of_the_process_moves_that_torch_leaves",
@@ -83,14 +83,14 @@ SABOTAGES: Final = (
     ),
     Sabotage(
         "a step that pages has the bits of eager",
-        "run/page_file.py",
+        "run/execute/page_file.py",
         "preadv(self.fd, [self._bytes[:moved]], at)",
         "preadv(self.fd, [self._bytes[:moved]], 0)",
         "test_a_step_that_pages_has_the_bits_of_eager_within_its_budget",
     ),
     Sabotage(
         "a loaded step updates as the saved one",
-        "run/saved.py",
+        "run/load.py",
         "self._updates.finish()",
         "pass",
         "test_updates_go_on_where_they_were",

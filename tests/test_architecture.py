@@ -33,6 +33,8 @@ ORDER = (
     "cli",
 )
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
+RUNTIME = ("base", "ledger", "execute", "verify", "evict", "session")
+"""Rooms of ``run/``: each may import those before it."""
 TORCH_FREE = ("core", "draw", "formats", "integrity", "lower", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
 
@@ -79,6 +81,22 @@ def test_every_room_has_its_place_in_the_order() -> None:
 
 def test_arrows_point_down_only() -> None:
     wrong = {(a, b) for a, b in arrows() if b in ORDER and ORDER.index(b) >= ORDER.index(a)}
+    assert not wrong
+
+
+def test_arrows_inside_the_runtime_point_down_only() -> None:
+    """A module directly in ``run/`` is a way in: it imports every room, and no room imports it."""
+    inside = {file: file.relative_to(SOURCE / "run").parts for file in FILES if room_of(file) == "run"}
+    rooms = {parts[0] for parts in inside.values() if len(parts) > 1}
+    assert rooms == set(RUNTIME)
+    wrong = []
+    for file, parts in inside.items():
+        floor = RUNTIME.index(parts[0]) if len(parts) > 1 else len(RUNTIME)
+        for name in imports_of(file):
+            if name.startswith("tightrope.run."):
+                other = name.split(".")[2]
+                if (other not in RUNTIME and floor < len(RUNTIME)) or other in RUNTIME[floor + 1 :]:
+                    wrong.append(f"{'/'.join(parts)} imports {name}")
     assert not wrong
 
 

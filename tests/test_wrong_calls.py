@@ -10,7 +10,7 @@ import torch
 import tightrope
 from tightrope import Graph, Machine, Plan, TightropeError
 from tightrope.core import Forecast, Op, Schedule, Storage, Tier
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 GRAPH = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
 PLAN = Plan("0" * 64, Schedule(()), (), 1024, Forecast(0, 0, 0))

@@ -23,9 +23,9 @@ from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict
 from tests.run.training import Blocks, batches, budget_for, built
 from tightrope.core import Bytes, InfeasibleError
 from tightrope.price.store import PriceStore
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.prepared import Proof
+from tightrope.run.execute.prepared import Proof
+from tightrope.run.ledger.accounts import accounts
 
 Proofs: TypeAlias = tuple[Proof, ...]
 X, Y = batches(1)[0]

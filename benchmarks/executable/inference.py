@@ -14,7 +14,7 @@ from benchmarks._measure import digest
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, count, share
 from benchmarks.spine.nets import UNLIMITED, Planned, fresh, native, planned
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.room import RESERVE
 
 _NETS = ("gpt2", "bert", "vit", "llama", "resnet18", "vgg16", "unet", "mobilenetv2")
 _NUM_BELOW = 5

@@ -16,10 +16,10 @@ from tightrope.core import Executable, Resume, Run
 from tightrope.lower import judged as judging
 from tightrope.lower import planned
 from tightrope.native.hook.allocator import Allocator
-from tightrope.run import prepared as preparing
-from tightrope.run.check import RecomputeCheck
-from tightrope.run.prepared import Proof
-from tightrope.run.running import Running
+from tightrope.run.execute import prepared as preparing
+from tightrope.run.execute.check import RecomputeCheck
+from tightrope.run.execute.prepared import Proof
+from tightrope.run.execute.running import Running
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, count, sha
 from benchmarks.spine.nets import UNLIMITED, clean, native, planned
 from tightrope.core import Alloc, Bytes, Executable, InfeasibleError, Release, Return, format_bytes
 from tightrope.core.executable import CALLER
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
 
 _NUM_FORWARDS = 8
 _SLACK = 1.05

@@ -23,7 +23,7 @@ from benchmarks.spine.nets import fresh, native
 from benchmarks.zoo import Case, optimizer
 from tightrope.cli.saved_figures import together
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
-from tightrope.run.check import digest
+from tightrope.run.execute.check import digest
 from tightrope.run.report import Report
 from tightrope.run.step import TrainingStep
 

@@ -40,9 +40,9 @@ from tightrope.core.graph import RETURN
 from tightrope.lower import lower, simulate
 from tightrope.plan import smallest, solve
 from tightrope.plan.paging.search import PagingKnobs, plan_paging
-from tightrope.run import prepared
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.execute import prepared
+from tightrope.run.ledger.accounts import accounts
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from benchmarks.families.registry import FAMILIES
 from tightrope.core import TightropeError
 from tightrope.core.cache import VARIABLE
 from tightrope.native.hook.allocator import MemoryStats, ReplayEnd
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 NUM_STEPS = 8
 _PEAKS = ("charged_peak", "live_peak", "heap_peak", "refused", "heap_refused")

@@ -14,7 +14,7 @@ import torch
 import tightrope
 from benchmarks.zoo import build
 from tightrope.core import Bytes
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 NUM_STEPS = 3
 

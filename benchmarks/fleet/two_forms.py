@@ -1,4 +1,4 @@
-"""N6: which of two forms of a step is faster, by the contest of `run/contest.py` and by a `Selector`.
+"""N6: which of two forms of a step is faster, by the contest of `run/execute/contest.py` and by a `Selector`.
 
 A question of ours, and no bar.
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.micro.rows import Row
-from tightrope.run.contest import STEPS, Contest
+from tightrope.run.execute.contest import STEPS, Contest
 from tightrope_fleet.select import Selector
 
 GAPS: Final = (0.02, 0.05, 0.10)

@@ -18,7 +18,7 @@ from rich.console import Console
 import tightrope
 from benchmarks.floor.nets import DROPS, OPTIMIZERS, Case, case
 from tightrope.core import TightropeError
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 _STEPS, _MOST_TRIES, _WANTED, _TINY = 5, 9, 2, 1 << 18
 HEADS = (

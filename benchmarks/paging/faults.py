@@ -19,9 +19,9 @@ from torch import nn
 import tightrope
 from tightrope.capture._torch import reset_dynamo
 from tightrope.core import Machine, PagingError, Tier
-from tightrope.run import page_file
 from tightrope.run.compile import compiled_of
-from tightrope.run.page_file import PageFile
+from tightrope.run.execute import page_file
+from tightrope.run.execute.page_file import PageFile
 
 _X = torch.linspace(-1, 1, 4096 * 64).reshape(4096, 64).sin()
 

@@ -27,13 +27,13 @@ from tightrope.core import Bytes, Graph, InfeasibleError, Plan, StorageId
 from tightrope.plan import solve
 from tightrope.plan.paging.joint import RUN_KNOBS, may_page, solve_paged
 from tightrope.plan.paging.search import PagingKnobs, plan_paging
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.contest import STEPS
-from tightrope.run.paging import Paging
-from tightrope.run.prepared import prepare
-from tightrope.run.room import RESERVE
-from tightrope.run.unit import Unit
+from tightrope.run.execute.contest import STEPS
+from tightrope.run.execute.paging import Paging
+from tightrope.run.execute.prepared import prepare
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
+from tightrope.run.session.unit import Unit
 
 NETS: Final = ("mlp", "gpt2", "vit", "unet", "resnet18")
 SHARES: Final = (0.6, 0.3, 0.1)

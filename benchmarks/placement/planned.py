@@ -12,7 +12,7 @@ from tightrope.core import Graph, InfeasibleError, Plan
 from tightrope.lower import charged_sizes, lower, outside_flags, timeline
 from tightrope.place import place
 from tightrope.plan import solve, whole_bytes
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 NETS = ("gpt2", "bert", "vit", "resnet18", "unet", "densenet121", "mobilenetv2", "moe")
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4)

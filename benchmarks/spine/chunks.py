@@ -18,7 +18,7 @@ from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
 from benchmarks.spine.nets import clean, native
 from benchmarks.zoo.language import LanguageLoss
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 _FALL, _SLOWER = 0.4, 1.05
 _NAME = "llama_128k"

@@ -28,8 +28,8 @@ from tightrope.core import Bytes, Fused, InfeasibleError, Run, TightropeError, f
 from tightrope.fuse.stretches import fusible
 from tightrope.lower import lower
 from tightrope.plan import smallest
-from tightrope.run.accounts import accounts
-from tightrope.run.room import CAPTURE_SLACK, RESERVE
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import CAPTURE_SLACK, RESERVE
 
 _LIMITS = {"S4": 0.41, "S5": 0.6}
 _LONGEST = 1.22

@@ -17,7 +17,7 @@ from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
 from benchmarks.spine.nets import eager_loop, eager_peak, finish_contest, fresh, native, of_peak, planned
 from benchmarks.spine.peers import activation_memory, compiled_by
 from tightrope.core import Bytes, InfeasibleError
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 _NETS = ("gpt2_small_vocab", "bert", "vit", "llama", "resnet18", "unet")
 _SHARES = (1.0, 0.5, 0.3, 0.1, 0.0)

@@ -15,7 +15,7 @@ from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict
 from benchmarks.spine.nets import UNLIMITED, native, planned
 from tightrope.core import Bytes, Graph, TightropeError, format_bytes
 from tightrope.plan import PlanCache, smallest, solve
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.room import RESERVE
 
 _NUM_BUDGETS = 20
 

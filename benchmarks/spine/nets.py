@@ -18,12 +18,12 @@ from benchmarks.spine.bar import Settings
 from benchmarks.zoo import Case, build
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError
 from tightrope.native.hook.allocator import Allocator
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.compiled import CompiledModel
-from tightrope.run.contest import STEPS
+from tightrope.run.execute.contest import STEPS
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
 from tightrope.run.report import Report, report
-from tightrope.run.room import RESERVE
+from tightrope.run.session.compiled import CompiledModel
 
 UNLIMITED: Bytes = 2**46
 """A budget that no net of the zoo needs."""

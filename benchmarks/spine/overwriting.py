@@ -16,7 +16,7 @@ from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
 from benchmarks.spine.nets import fresh
 from tightrope.core import Bytes, Graph, format_bytes, round_up
 from tightrope.plan import smallest
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 _FALL: Final = 0.05
 _NUM_FALLING: Final = 2

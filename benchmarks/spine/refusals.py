@@ -14,7 +14,7 @@ from benchmarks._measure import digest
 from benchmarks.spine.bar import TEN, Bar, Column, Row, Settings, Verdict, count
 from benchmarks.spine.nets import planned
 from tightrope.core import ALIGNMENT, Bytes, InfeasibleError, format_bytes
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.room import RESERVE
 
 _PLACE = re.compile(r"\S+ in \S+ \(\S+:\d+\)")
 """An op with its module path and line."""

@@ -20,8 +20,8 @@ from benchmarks.spine.nets import UNLIMITED, clean, eager_loop, fresh, held, nat
 from benchmarks.zoo import Case
 from tightrope.core import Bytes, InfeasibleError, round_up
 from tightrope.plan import smallest
-from tightrope.run.accounts import accounts
-from tightrope.run.room import CAPTURE_SLACK, RESERVE
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import CAPTURE_SLACK, RESERVE
 
 _NUM_STEPS = 5
 

@@ -261,7 +261,7 @@ def _results(
     net: str, seed: int, verbs: tuple[loops.Verb, ...], budget: str | int | None
 ) -> list[tuple[str, ...] | _Raised]:
     """Run a loop up to its first error; return the digests of what every verb gave."""
-    accounts = tightrope.run.accounts.accounts()  # type: ignore[attr-defined]
+    accounts = tightrope.run.ledger.accounts.accounts()  # type: ignore[attr-defined]
     session = loops.session(net, seed, budget)
     found: list[tuple[str, ...] | _Raised] = []
     for position, verb in enumerate(verbs):
@@ -300,7 +300,7 @@ def _broken() -> str:
 
 
 def _settings() -> str:
-    accounts = tightrope.run.accounts.accounts()  # type: ignore[attr-defined]
+    accounts = tightrope.run.ledger.accounts.accounts()  # type: ignore[attr-defined]
     found = {
         "gradients are off": not torch.is_grad_enabled(),
         "inference mode is on": torch.is_inference_mode_enabled(),

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from tightrope.plan.api import plan
     from tightrope.run.compile import compile
     from tightrope.run.evict.context import Eviction, evict
-    from tightrope.run.replay import Replay, replay
+    from tightrope.run.load import SavedStep, load
     from tightrope.run.report import Report, report
-    from tightrope.run.saved import SavedStep, load
-    from tightrope.run.saving import save
+    from tightrope.run.save import save
+    from tightrope.run.session.replay import Replay, replay
     from tightrope.run.step import TrainingStep, step
 
 __version__ = VERSION
@@ -57,18 +57,18 @@ __version__ = VERSION
 _WHERE: Final = {
     "Eviction": "run.evict.context",
     "OutOfBudgetError": "native.hook.refused",
-    "Replay": "run.replay",
+    "Replay": "run.session.replay",
     "Report": "run.report",
-    "SavedStep": "run.saved",
+    "SavedStep": "run.load",
     "TrainingStep": "run.step",
     "capture": "capture.api",
     "compile": "run.compile",
     "evict": "run.evict.context",
-    "load": "run.saved",
+    "load": "run.load",
     "plan": "plan.api",
-    "replay": "run.replay",
+    "replay": "run.session.replay",
     "report": "run.report",
-    "save": "run.saving",
+    "save": "run.save",
     "step": "run.step",
 }
 """Public names that need torch or a planner, and where they are."""

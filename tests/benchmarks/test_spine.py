@@ -17,7 +17,7 @@ from benchmarks.spine import main as command
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 from benchmarks.spine.nets import native
 from tightrope.native import compiler
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 TINY = Settings(scale="test", quick=True)
 needs_allocator = pytest.mark.skipif(compiler() is None, reason="bytes are counted by the native allocator")

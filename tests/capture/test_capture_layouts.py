@@ -8,7 +8,7 @@ from tightrope.capture.api import capture_program
 from tightrope.core import View
 from tightrope.lower import lower
 from tightrope.plan import base_schedule
-from tightrope.run.emit import emit
+from tightrope.run.execute.emit import emit
 
 
 class Net(nn.Module):

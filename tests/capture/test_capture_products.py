@@ -11,7 +11,7 @@ from tightrope.capture.products import with_onednn
 from tightrope.lower import lower
 from tightrope.plan import base_schedule
 from tightrope.price.kernels import onednn_addmm, onednn_missing, onednn_mm
-from tightrope.run.emit import emit
+from tightrope.run.execute.emit import emit
 
 pytestmark = pytest.mark.skipif(bool(onednn_missing()), reason=onednn_missing() or "-")
 

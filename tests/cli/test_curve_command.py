@@ -20,7 +20,7 @@ def test_a_function_and_a_graph_file_have_a_curve(net: Path, files: tuple[Path, 
 def test_planning_that_takes_longer_is_announced(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tightrope.run.status._PATIENCE", 0.01)
+    monkeypatch.setattr("tightrope.run.base.status._PATIENCE", 0.01)
     assert "planning for a curve of budgets" in run("curve", files[1], "--seconds", "3").err
 
 

@@ -26,8 +26,8 @@ from tightrope.cli.target import Built, build
 from tightrope.cli.ways import largest_that_fits, machines_for, smallest_machines, ways_out
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.price.table import price_graph
-from tightrope.run.accounts import accounts
-from tightrope.run.foresee import Foresight
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.optimizer import Foresight
 
 WORDS = """
 import torch

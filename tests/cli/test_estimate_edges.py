@@ -11,8 +11,8 @@ from benchmarks.zoo import build
 from tightrope.cli.estimate import OPTIMIZERS, Asked, Step, describe
 from tightrope.cli.target import Built
 from tightrope.core import Bytes, InfeasibleError, TightropeError
-from tightrope.run.accounts import accounts
-from tightrope.run.room import CAPTURE_SLACK
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import CAPTURE_SLACK
 
 _LONG = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from tests.integrations.owned_loops import NUM_STEPS, Task, sharded
 from tests.run.training import Seen, budget_for
 from tightrope.capture._torch import reset_dynamo
 from tightrope.core import InfeasibleError
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "limits.md"
 ROWS: Final[dict[str, Callable[[Task], nn.Module]]] = {

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tightrope
 from tests.run.training import Seen, budget_for, built, held, play
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.running import Running
+from tightrope.run.execute.running import Running
+from tightrope.run.ledger.accounts import accounts
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -11,7 +11,7 @@ import pytest
 
 from tightrope.core import NativeError, cache
 from tightrope.native import build
-from tightrope.run import status
+from tightrope.run.base import status
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 

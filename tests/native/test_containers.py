@@ -26,7 +26,7 @@ TOUCH: Final = """
 from tightrope.native.solvers.solver import available
 from tightrope.plan.kept import plans_folder
 from tightrope.price import Measured, PriceStore
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 found["enforced"] = accounts().allocator is not None
 available()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tightrope.capture import capture_program
 from tightrope.price import Measured, PriceStore, price_ops
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 NOW = 1000
 

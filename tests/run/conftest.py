@@ -8,7 +8,7 @@ import transformers  # noqa: F401
 
 from tightrope.capture._torch import reset_dynamo
 from tightrope.native.build import compiler
-from tightrope.run.accounts import accounts, has_accounts
+from tightrope.run.ledger.accounts import accounts, has_accounts
 
 gc.collect()
 gc.freeze()  # spare the collection after every test the half a million objects of these imports

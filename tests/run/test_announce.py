@@ -17,9 +17,9 @@ from tightrope.capture import announce
 from tightrope.capture._torch import reset_dynamo
 from tightrope.core import TightropeError
 from tightrope.record import record_run
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.contest import Contest
+from tightrope.run.execute.contest import Contest
+from tightrope.run.ledger.accounts import accounts
 
 WIDTH = 192
 """Six weights of 144 KiB: each is a group."""

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import tightrope
 from tests.run.training import digest
 from tightrope.capture import _eager
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 Around = Callable[[], AbstractContextManager[Any]]
 AMPLE = "8GiB"

@@ -15,10 +15,10 @@ from training import trains_as, turned
 import tightrope
 from tightrope.core.codec import dump_graph, load_graph
 from tightrope.plan.job import Job
-from tightrope.run.accounts import accounts
+from tightrope.run.base.shapes import check_shapes, rounded
 from tightrope.run.compile import compiled_of
-from tightrope.run.shapes import check_shapes, rounded
-from tightrope.run.unit import LENT
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.session.unit import LENT
 
 
 class Tower(nn.Module):
@@ -159,7 +159,7 @@ def test_a_bucket_by_rule_that_does_not_fit_shrinks_to_the_call(pair: tuple[Towe
 def test_the_search_for_a_bucket_begins_from_the_nearest_one(
     pair: tuple[Tower, Tower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tightrope.run.unit as unit
+    import tightrope.run.session.unit as unit
 
     model, _ = pair
     began: list[int] = []

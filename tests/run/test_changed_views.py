@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 
 class Masked(nn.Module):

@@ -17,11 +17,11 @@ from tightrope.core import Alloc, Graph, InfeasibleError, Plan, Run, Schedule, V
 from tightrope.lower import lower
 from tightrope.plan import smallest, solve
 from tightrope.price.kernels import Kernel
-from tightrope.run import running
-from tightrope.run.accounts import accounts
-from tightrope.run.check import RecomputeCheck, digest
-from tightrope.run.emit import Wrap, emit
-from tightrope.run.reference import Reference
+from tightrope.run.execute import running
+from tightrope.run.execute.check import RecomputeCheck, digest
+from tightrope.run.execute.emit import Wrap, emit
+from tightrope.run.execute.reference import Reference
+from tightrope.run.ledger.accounts import accounts
 
 X, Y = batches(1)[0]
 

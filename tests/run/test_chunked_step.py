@@ -14,7 +14,7 @@ import tightrope
 from tightrope.capture import chunks
 from tightrope.core import InfeasibleError, TightropeError, VerificationError
 from tightrope.native.build import compiler
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 from tightrope.run.step import TrainingStep, step
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")

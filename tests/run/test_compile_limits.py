@@ -17,10 +17,10 @@ from tightrope.native.hook.allocator import Divergence, allocator
 from tightrope.plan import smallest
 from tightrope.price.measure import Measured
 from tightrope.price.store import PriceStore
-from tightrope.run.accounts import accounts
-from tightrope.run.captured import Captured
 from tightrope.run.compile import compiled_of
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
+from tightrope.run.session.captured import Captured
 
 DATA = batches(2)
 
@@ -181,7 +181,7 @@ def test_a_price_that_stays_wrong_ends_planned_addresses(monkeypatch: pytest.Mon
     wanted = step(compiled(share=1.0))
     gc.collect()
     corrupt(monkeypatch, always=True)
-    monkeypatch.setattr("tightrope.run.captured.FreshPrices.get", PriceStore.get)
+    monkeypatch.setattr("tightrope.run.session.captured.FreshPrices.get", PriceStore.get)
     model = compiled(share=1.0, extra=4 << 20)
     for _ in range(5):
         assert step(model) == wanted

@@ -19,8 +19,8 @@ import tightrope
 from benchmarks.zoo import build
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.allocator import allocator
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.ledger.accounts import accounts
 
 DATA = batches(4)
 

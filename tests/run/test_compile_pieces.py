@@ -12,8 +12,8 @@ import tightrope
 from benchmarks.zoo import build
 from tightrope.capture.build import build_program
 from tightrope.core import CaptureError, InfeasibleError
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.ledger.accounts import accounts
 
 X = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
 IN_PIECES = pytest.warns(UserWarning, match="level L1 in pieces.*graph_break")
@@ -148,7 +148,7 @@ class TestOtherReasons:
     @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:tightrope. level L1 in pieces")
     def test_a_model_that_never_repeats_stops_being_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys.modules["tightrope.run.roads"], "_MAX_NEW", 2)
+        monkeypatch.setattr(sys.modules["tightrope.run.session.levels"], "_MAX_NEW", 2)
 
         def sizes(model: nn.Module, see: Seen) -> None:
             for size in range(4, 12):

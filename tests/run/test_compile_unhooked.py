@@ -10,7 +10,7 @@ from training import Blocks, Seen, batches, built, play
 
 import tightrope
 from tightrope.price.store import PriceStore
-from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.ledger.accounts import Accounts, accounts
 
 DATA = batches(3)
 
@@ -19,13 +19,13 @@ DATA = batches(3)
 def _unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.unfreeze()  # `DATA` is found by walking what the collector knows
     accounts()  # those of the process have their hook, whoever asks for them first
-    monkeypatch.setattr("tightrope.run.accounts.missing", lambda _: "no C++ compiler found.")
-    monkeypatch.setattr("tightrope.run.accounts.compiler", lambda: None)
-    monkeypatch.setattr("tightrope.run.accounts.warn_once", lambda _: None)
+    monkeypatch.setattr("tightrope.run.ledger.accounts.missing", lambda _: "no C++ compiler found.")
+    monkeypatch.setattr("tightrope.run.ledger.accounts.compiler", lambda: None)
+    monkeypatch.setattr("tightrope.run.ledger.accounts.warn_once", lambda _: None)
     monkeypatch.setattr(PriceStore, "get", lambda *_: None)
     monkeypatch.setattr(PriceStore, "save", lambda _: None)
     unhooked = Accounts()
-    monkeypatch.setattr("tightrope.run.on_gpu.accounts", lambda _: unhooked)
+    monkeypatch.setattr("tightrope.run.session.on_gpu.accounts", lambda _: unhooked)
 
 
 def loop(model: nn.Module, see: Seen) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from tightrope.core import Forecast, format_time
 from tightrope.price import Paced
-from tightrope.run.contest import FUSED, PAGED, STEPS, Contest, TwoForms
-from tightrope.run.prepared import Proof
+from tightrope.run.execute.contest import FUSED, PAGED, STEPS, Contest, TwoForms
+from tightrope.run.execute.prepared import Proof
 
 
 def form(ns: int) -> Any:

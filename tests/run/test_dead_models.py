@@ -8,7 +8,7 @@ from torch import nn
 
 import tightrope
 from tightrope.native.build import compiler
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 

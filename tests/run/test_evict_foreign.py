@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import tightrope
 from tightrope.native import compiler
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 from tightrope.run.evict.context import evict
+from tightrope.run.ledger.accounts import accounts
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed"),

@@ -17,10 +17,10 @@ from tightrope.cli.estimate import estimate_step
 from tightrope.cli.target import build
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.refused import OutOfBudgetError
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.foresee import Foresight, assumed_update
-from tightrope.run.headroom import Headroom
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.headroom import Headroom
+from tightrope.run.ledger.optimizer import Foresight, assumed_update
 
 Make = Callable[[Any], torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]

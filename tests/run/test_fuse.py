@@ -13,7 +13,7 @@ from torch import nn
 
 import tightrope
 import tightrope.fuse.build
-import tightrope.run.unit
+import tightrope.run.session.unit
 from tightrope.core import (
     Alloc,
     Executable,
@@ -40,11 +40,11 @@ from tightrope.lower.writes import written as written_over
 from tightrope.price.measure import Measured
 from tightrope.record.forecast import forecast
 from tightrope.record.planned import record_run
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.contest import STEPS
-from tightrope.run.prepared import Prepared
-from tightrope.run.stretch_check import StretchCheck
+from tightrope.run.execute.contest import STEPS
+from tightrope.run.execute.prepared import Prepared
+from tightrope.run.execute.stretch_check import StretchCheck
+from tightrope.run.ledger.accounts import accounts
 
 ROWS, WIDTH = 512, 128
 
@@ -120,7 +120,7 @@ def test_values_are_those_of_eager_within_the_tolerance(budget: str) -> None:
 def test_results_apart_from_the_plain_graph_are_told_with_their_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tightrope.run.reference.WHOLE_STEP", 0)
+    monkeypatch.setattr("tightrope.run.execute.reference.WHOLE_STEP", 0)
     model = tightrope.compile(net(), budget="64MiB", fuse=True, verify="graph")
     with pytest.raises(VerificationError, match=r'rounding may add up.*verify="first"'):
         train(model)
@@ -373,7 +373,7 @@ def test_a_stretch_that_gives_something_else_is_named(monkeypatch: pytest.Monkey
         run = real(program)
         return lambda given: [tensor + 1 for tensor in run(given)]
 
-    monkeypatch.setattr("tightrope.run.emit.compiled", wrong)
+    monkeypatch.setattr("tightrope.run.execute.emit.compiled", wrong)
     monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program, allocator: True)
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     with pytest.raises(VerificationError, match=r"runs fused with .* is allowed"):
@@ -390,7 +390,7 @@ def test_only_want_of_memory_leaves_a_stretch_uncompared(
 
         return run
 
-    monkeypatch.setattr("tightrope.run.stretch_check.function_of", fails)
+    monkeypatch.setattr("tightrope.run.execute.stretch_check.function_of", fails)
     monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program, allocator: True)
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     if error is ValueError:
@@ -543,7 +543,7 @@ def test_a_fused_plan_that_is_slower_in_real_steps_runs_op_by_op(monkeypatch: py
 
         return run
 
-    monkeypatch.setattr("tightrope.run.emit.compiled", slow)
+    monkeypatch.setattr("tightrope.run.execute.emit.compiled", slow)
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     train(model, STEPS)
     found, wanted = train(model, 1), train(net(), 1)

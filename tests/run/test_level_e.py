@@ -16,10 +16,10 @@ import tightrope
 from tightrope.capture._eager import innermost_mode
 from tightrope.core import parse_bytes
 from tightrope.native import compiler
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 from tightrope.run.evict.context import evict
-from tightrope.run.evicted import EvictedSteps
+from tightrope.run.evict.level_e import EvictedSteps
+from tightrope.run.ledger.accounts import accounts
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed")
 WIDTH, DEEPEST = 128, 24

@@ -13,7 +13,7 @@ import tightrope
 from tightrope.core import Bytes
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import allocator
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed"),
@@ -245,6 +245,6 @@ def test_a_refusal_names_little_more_than_what_the_first_steps_took() -> None:
 
 def test_a_step_that_runs_again_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     dropping("70%")
-    monkeypatch.setattr("tightrope.run.evicted._MOST_AGAIN", 1e-6)
+    monkeypatch.setattr("tightrope.run.evict.level_e._MOST_AGAIN", 1e-6)
     with pytest.raises(tightrope.OutOfBudgetError, match="what ran again took"):
         dropping("70%")

@@ -15,9 +15,9 @@ from benchmarks.witness.families.kernels import Unique
 from benchmarks.witness.families.plain import Complex, Table
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.refused import OutOfBudgetError
-from tightrope.run.accounts import accounts
-from tightrope.run.foresee import Foresight
-from tightrope.run.rehearsal import rehearsed
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.optimizer import Foresight
+from tightrope.run.session.rehearsal import rehearsed
 
 Make = Callable[[Any], torch.optim.Optimizer]
 ADAMW: Make = lambda parameters: torch.optim.AdamW(parameters)  # noqa: E731

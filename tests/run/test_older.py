@@ -10,8 +10,8 @@ from torch import nn
 
 import tightrope
 from tightrope.native import compiler
-from tightrope.run.accounts import accounts
-from tightrope.run.older import OlderTensors, uncounted_bytes
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.uncounted import OlderTensors, uncounted_bytes
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 MiB = 1 << 20

@@ -12,15 +12,16 @@ import tightrope
 from tightrope.core import CaptureError, TightropeError
 from tightrope.native import build
 from tightrope.price import device as devices
-from tightrope.run import on_gpu, step
-from tightrope.run.on_gpu import (
+from tightrope.run import step
+from tightrope.run.session import on_gpu
+from tightrope.run.session.on_gpu import (
     accounts_for,
     refuse_on_gpu,
     refuse_other_device,
     refuse_step_on_gpu,
     refuse_uncaptured_on_gpu,
 )
-from tightrope.run.unit import Settings
+from tightrope.run.session.unit import Settings
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU, or a torch without CUDA")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
+from tightrope.run.base.state import RandomStates, generators_in
 from tightrope.run.compile import compiled_of
-from tightrope.run.plain import try_plain
-from tightrope.run.state import RandomStates, generators_in
+from tightrope.run.session.uncompiled import try_plain
 
 _GLOBAL = random.Random(7)
 

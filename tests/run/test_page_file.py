@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tightrope.core import PagingError, TightropeError
-from tightrope.run.page_file import BLOCK, PageFile
+from tightrope.run.execute.page_file import BLOCK, PageFile
 
 
 def test_pages_of_any_size_come_back_in_any_order_beside_each_other(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_system_without_what_pages_need_is_told_so(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, name)
-    spec = importlib.util.find_spec("tightrope.run.page_file")
+    spec = importlib.util.find_spec("tightrope.run.execute.page_file")
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))  # can be imported all the same

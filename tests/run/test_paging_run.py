@@ -23,10 +23,10 @@ from tightrope.core import Machine, PageIn, PagingError, Tier, TightropeError
 from tightrope.native.build import compiler
 from tightrope.plan.paging.search import PagingKnobs
 from tightrope.record.planned import record_run
-from tightrope.run import page_file
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.contest import STEPS
+from tightrope.run.execute import page_file
+from tightrope.run.execute.contest import STEPS
+from tightrope.run.ledger.accounts import accounts
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="nothing is enforced without a compiler")
 
@@ -238,7 +238,7 @@ def test_where_pages_are_slower_than_promised_steps_go_on_without(
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     script = """
         import sys, torch
-        from tightrope.run.page_file import PageFile
+        from tightrope.run.execute.page_file import PageFile
         pages = PageFile(sys.argv[1]).lease(64 << 20)
         data = torch.ones(64 << 20, dtype=torch.uint8)
         print("begins", flush=True)

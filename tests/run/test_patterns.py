@@ -8,7 +8,7 @@ import tightrope
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.lower.join import Turn
 from tightrope.record import record_run
-from tightrope.run.patterns import Patterns, single
+from tightrope.run.session.patterns import Patterns, single
 
 TWICE = (Turn(0, 0, False), Turn(1, 0, False), Turn(1, 0, True), Turn(0, 0, True))
 

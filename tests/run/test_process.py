@@ -15,7 +15,7 @@ from tightrope.core import InfeasibleError
 from tightrope.native.build import compiler
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.refused import OutOfBudgetError
-from tightrope.run import accounts as ledger
+from tightrope.run.ledger import accounts as ledger
 
 X, Y = batches(1)[0]
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")

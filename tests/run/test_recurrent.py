@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tightrope
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 
 class Recurrent(nn.Module):

@@ -4,8 +4,8 @@ import pytest
 
 from tightrope.core import InfeasibleError
 from tightrope.core.ledger import Ledger, Row
-from tightrope.run.refusal import Refusal, with_loop
-from tightrope.run.room import HELD, RESERVE
+from tightrope.run.ledger.refusal import Refusal, with_loop
+from tightrope.run.ledger.room import HELD, RESERVE
 
 ERROR = InfeasibleError(
     "too little", asked=1000, smallest_found=2000, lower_bound=960, op="aten.mm.default in 3 (net.py:7)"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tightrope
 from tightrope.core import InfeasibleError
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from torch import nn
 from tightrope.core import BudgetSyntaxError, InfeasibleError, TightropeError
 from tightrope.native.build import compiler
 from tightrope.native.hook.allocator import allocator
-from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.older import uncounted_bytes
-from tightrope.run.replay import Replay, replay
+from tightrope.run.ledger.accounts import Accounts, accounts
+from tightrope.run.ledger.uncounted import uncounted_bytes
+from tightrope.run.session.replay import Replay, replay
 
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 Step = Callable[[], torch.Tensor]
@@ -171,7 +171,7 @@ def test_what_cannot_be_placed_is_refused_with_numbers(monkeypatch: pytest.Monke
     class Wasteful:
         offsets, peak = (0, 4096, 8192), 12288
 
-    monkeypatch.setattr("tightrope.run.replay.place", lambda blocks, *, seconds: Wasteful)
+    monkeypatch.setattr("tightrope.run.session.replay.place", lambda blocks, *, seconds: Wasteful)
     with (
         pytest.raises(
             InfeasibleError, match=r"smallest feasible found[^~]*planned addresses +12\.00 KiB"
@@ -326,11 +326,11 @@ def test_only_tensors_that_the_allocator_did_not_make_are_uncounted() -> None:
 
 def test_without_a_compiler_the_peak_is_measured_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     accounts()  # those of the process have their hook, whoever asks for them first
-    monkeypatch.setattr("tightrope.run.accounts.missing", lambda _: "no C++ compiler found.")
-    monkeypatch.setattr("tightrope.run.accounts.compiler", lambda: None)
-    monkeypatch.setattr("tightrope.run.accounts.warn_once", lambda _: None)
+    monkeypatch.setattr("tightrope.run.ledger.accounts.missing", lambda _: "no C++ compiler found.")
+    monkeypatch.setattr("tightrope.run.ledger.accounts.compiler", lambda: None)
+    monkeypatch.setattr("tightrope.run.ledger.accounts.warn_once", lambda _: None)
     unhooked = Accounts()
-    monkeypatch.setattr("tightrope.run.replay.accounts", lambda: unhooked)
+    monkeypatch.setattr("tightrope.run.session.replay.accounts", lambda: unhooked)
     guard = replay("1GiB")
     assert (guard.enforced, guard.note) == (False, "checked, not enforced: no C++ compiler")
     gc.collect()

@@ -8,8 +8,8 @@ import torch
 from tightrope.core import InfeasibleError
 from tightrope.native.build import compiler
 from tightrope.native.hook.allocator import allocator
-from tightrope.run.accounts import accounts
-from tightrope.run.replay import replay
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.session.replay import replay
 
 pytestmark = pytest.mark.skipif(
     compiler() is None or sys.platform != "linux", reason="needs a C++ compiler, and Linux"

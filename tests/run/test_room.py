@@ -1,7 +1,7 @@
 """Why a plan is made again: no difference of bytes is shown with the wrong sign."""
 
 from tightrope.core import Forecast
-from tightrope.run.room import Room, cause_of
+from tightrope.run.ledger.room import Room, cause_of
 
 PLAN = Forecast(0, 9_000_000, 9_000_000)
 BEFORE = Room(22_000_000, 9_000_000, foreseen=3_176_064)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import tightrope
 from tightrope.core import InfeasibleError
 from tightrope.native.build import compiler
-from tightrope.run.accounts import accounts
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
 
 pytestmark = pytest.mark.skipif(
     compiler() is None or sys.platform != "linux", reason="needs a C++ compiler, and Linux"

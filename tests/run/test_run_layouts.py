@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import tightrope
-import tightrope.run.calls
-import tightrope.run.fastest
-import tightrope.run.layouts
+import tightrope.run.session.calls
+import tightrope.run.session.fused
+import tightrope.run.session.layouts
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, VerificationError
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
@@ -24,8 +24,8 @@ def _no_leftovers() -> None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take channels-last convolutions wherever there can be some."""
-    monkeypatch.setattr(tightrope.run.layouts, "_LEAST_GAIN", -1e9)
-    monkeypatch.setattr(tightrope.run.layouts, "_MOST_BYTES", 1e9)
+    monkeypatch.setattr(tightrope.run.session.layouts, "_LEAST_GAIN", -1e9)
+    monkeypatch.setattr(tightrope.run.session.layouts, "_MOST_BYTES", 1e9)
 
 
 class Net(nn.Module):
@@ -80,7 +80,7 @@ def test_without_fusing_layouts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("layouts were measured")
 
-    monkeypatch.setattr(tightrope.run.fastest, "faster_form", never)
+    monkeypatch.setattr(tightrope.run.session.fused, "faster_form", never)
     model = tightrope.compile(net(), budget="64MiB", progress=False)
     wanted, found = train(net()), train(model)
     assert all(map(torch.equal, found, wanted))
@@ -105,7 +105,7 @@ def test_a_budget_that_suffices_without_suffices() -> None:
 
 @pytest.mark.usefixtures("always")
 def test_a_layout_that_does_not_fit_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = tightrope.run.calls.Calls.forward
+    add = tightrope.run.session.calls.Calls.forward
     refused: list[int] = []
 
     def refusing(self: object, number: int, args: list[object]) -> object:
@@ -114,7 +114,7 @@ def test_a_layout_that_does_not_fit_gives_way(monkeypatch: pytest.MonkeyPatch) -
             raise InfeasibleError("too small", asked=1, lower_bound=2, op="the first")
         return add(self, number, args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tightrope.run.calls.Calls, "forward", refusing)
+    monkeypatch.setattr(tightrope.run.session.calls.Calls, "forward", refusing)
     model = tightrope.compile(net(), budget="64MiB", fuse=True, progress=False)
     train(model, 2)
     assert not tightrope.report(model).channels_last
@@ -139,7 +139,7 @@ def test_images_that_are_drawn_upon_stay() -> None:
 @pytest.mark.usefixtures("always")
 def test_another_computation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify="graph"` compares with the graph in the model's layouts, not with itself."""
-    traced = tightrope.run.layouts.faster_layout
+    traced = tightrope.run.session.layouts.faster_layout
 
     def wrong(program: Program, *rest: object) -> Program | None:
         other = traced(program, *rest)  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_another_computation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         assert other.rebuild is not None
         return other.rebuild(other.module)
 
-    monkeypatch.setattr(tightrope.run.fastest, "faster_layout", wrong)
+    monkeypatch.setattr(tightrope.run.session.fused, "faster_layout", wrong)
     model = tightrope.compile(net(), budget="64MiB", fuse=True, verify="graph", progress=False)
     with pytest.raises(VerificationError, match="differs"):
         train(model, 1)

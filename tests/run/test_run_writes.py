@@ -19,8 +19,8 @@ from tightrope.native.build import compiler
 from tightrope.native.kernels import batch_norm
 from tightrope.plan import solve
 from tightrope.price.kernels import norm_backward, resolve
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.ledger.accounts import accounts
 
 SINGLE = [target for target, form in FORMS.items() if not form.several]
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")

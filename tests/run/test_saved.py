@@ -22,7 +22,7 @@ from tightrope.core import Graph, InfeasibleError, JudgeError, PlanFileError, Ti
 from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.price.kernels import resolve
 from tightrope.run.compile import compile as planned
-from tightrope.run.foresee import assumed_update, by_page
+from tightrope.run.ledger.optimizer import assumed_update, by_page
 from tightrope.run.step import step
 
 FRAME = struct.Struct("<16sQQ")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import tightrope
-from tightrope.run import status
-from tightrope.run.accounts import accounts
-from tightrope.run.status import StatusLine
+from tightrope.run.base import status
+from tightrope.run.base.status import StatusLine
+from tightrope.run.ledger.accounts import accounts
 
 
 @pytest.mark.parametrize("lines", [False, True])

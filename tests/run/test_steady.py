@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import tightrope
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.steady import Steady
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.session.steady import Steady
 
 MOST_CALLS = 105
 """Of this package in a forward of two layers."""

@@ -47,9 +47,9 @@ from tightrope.core import (
 from tightrope.lower import walked
 from tightrope.native.build import compiler
 from tightrope.plan import smallest, solve
-from tightrope.run import running
 from tightrope.run.compile import compiled_of
-from tightrope.run.reference import Reference
+from tightrope.run.execute import running
+from tightrope.run.execute.reference import Reference
 from tightrope.run.step import step
 
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")

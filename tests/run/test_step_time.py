@@ -15,9 +15,9 @@ from tightrope.native.build import compiler
 from tightrope.plan import KeptPlans
 from tightrope.plan.cache import graph_key
 from tightrope.record import record_run
-from tightrope.run import prepared
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.execute import prepared
+from tightrope.run.ledger.accounts import accounts
 
 DATA = torch.ones(4096, 64)
 TICK: Nanoseconds = 70_000

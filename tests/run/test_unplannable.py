@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tightrope
 from tightrope.native import compiler
-from tightrope.run.accounts import accounts
-from tightrope.run.rehearsal import rehearsed
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
+from tightrope.run.session.rehearsal import rehearsed
 
 
 class Masked(nn.Module):

@@ -22,10 +22,10 @@ from torch.utils import _foreach_utils
 import tightrope
 from tightrope.capture import _checks, _compiled, _eager, _inductor, _probes, _sizes, _torch
 from tightrope.cli import doctor
-from tightrope.run import untested
-from tightrope.run.by_name import graphs_of
+from tightrope.run.base.status import StatusLine
 from tightrope.run.compile import plan_small
-from tightrope.run.status import StatusLine
+from tightrope.run.execute import untested
+from tightrope.run.session.by_name import graphs_of
 
 NAMES = [(adapter, path) for adapter, paths in _probes.PROBES.items() for path in paths]
 
@@ -164,12 +164,12 @@ def test_a_torch_that_was_not_tested_is_tried_once_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, afresh: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_probes, "TESTED_MINORS", ())
-    state, budget = torch.get_rng_state(), tightrope.run.accounts.accounts().budget
+    state, budget = torch.get_rng_state(), tightrope.run.ledger.accounts.accounts().budget
     reasons = [untested.cannot_capture(StatusLine(), plan_small) for _ in range(2)]
     assert reasons == ["", ""]
     assert capsys.readouterr().err.count("was not tested") == 1
     assert torch.equal(torch.get_rng_state(), state)
-    assert tightrope.run.accounts.accounts().budget == budget
+    assert tightrope.run.ledger.accounts.accounts().budget == budget
 
 
 def test_a_torch_that_was_not_tested_is_tried_before_the_backend_plans(

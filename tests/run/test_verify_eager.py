@@ -14,10 +14,10 @@ from torch.nn import functional as F
 import tightrope
 from tests.run.training import Blocks, batches, budget_for
 from tightrope import VerificationError
-from tightrope.run.eager import SENTINEL, Sampling
-from tightrope.run.prepared import Proof
-from tightrope.run.runner import CompiledGraph
-from tightrope.run.whole import WholeStep
+from tightrope.run.execute.prepared import Proof
+from tightrope.run.session.runner import CompiledGraph
+from tightrope.run.session.whole_step import WholeStep
+from tightrope.run.verify.eager import SENTINEL, Sampling
 
 DATA = batches(3, size=256)
 
@@ -184,7 +184,7 @@ def test_what_differs_from_eager_is_known_beforehand() -> None:
 
 
 def test_a_gradient_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightrope.run.forms._is_dense", lambda _: False)  # it is copied
+    monkeypatch.setattr("tightrope.run.session.forms._is_dense", lambda _: False)  # it is copied
 
     class Late(nn.Module):
         """Its output is laid out otherwise than the gradient of it."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import tightrope
 from tightrope.capture import capture_program, measured
 from tightrope.plan import smallest, solve
-from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
-from tightrope.run.room import RESERVE
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
 
 SLACK = 256 * 1024
 """Room for gradients that outlive a step, counted by page, and for the optimizer of a small net."""

@@ -13,7 +13,7 @@ import tightrope
 from benchmarks._measure import HighWater
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import allocator
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 from tightrope_experts import MoE, mix, register
 from tightrope_experts.products import gather, gather_backward, spread, spread_backward
 from tightrope_experts.sizes import ExpertSizes

@@ -69,7 +69,7 @@ def curve_plans(
         TightropeError: seconds are no number above 0, or beyond a million.
     """
     from tightrope.plan import plan_curve
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
 
     check_seconds("--seconds", seconds)
     text = f"planning for a curve of budgets, about {seconds:.0f} s at most"

@@ -23,13 +23,13 @@ from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, 
 from tightrope.core.ledger import Ledger, Row
 from tightrope.core.units import shown
 from tightrope.plan import smallest, solve
-from tightrope.run.accounts import accounts
-from tightrope.run.check import digest
+from tightrope.run.base.status import StatusLine
 from tightrope.run.compile import compile as compile_model
 from tightrope.run.compile import compiled_of
+from tightrope.run.execute.check import digest
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.room import RESERVE
 from tightrope.run.report import report
-from tightrope.run.room import RESERVE
-from tightrope.run.status import StatusLine
 
 _SHARES = (1.0, 0.75, 0.55, 0.0)
 """Budgets: bytes held anyway + this share of the way from the smallest feasible step to the full one."""

@@ -16,9 +16,9 @@ from tightrope.core import NativeError, format_bytes
 from tightrope.native import compiler, library
 from tightrope.native.interface import load, missing
 from tightrope.run.compile import plan_small
+from tightrope.run.execute.untested import Loss, loss_of, small_step
 from tightrope.run.report import report
 from tightrope.run.step import step
-from tightrope.run.untested import Loss, loss_of, small_step
 
 _PACKAGES = ("tightrope", "torch", "numpy", "msgspec", "highspy", "transformers", "torchvision", "triton")
 

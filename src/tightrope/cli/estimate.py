@@ -35,11 +35,11 @@ from tightrope.lower.lengthen import Gone, lengthened
 from tightrope.plan import base_schedule, lower_bound, solve
 from tightrope.price import price_graph
 from tightrope.price.waiting import MUCH, Waiting
-from tightrope.run.accounts import accounts
-from tightrope.run.floor import Floor, floor_of
-from tightrope.run.foresee import NO_UPDATE, Foresight, UpdateBytes
-from tightrope.run.room import RESERVE
-from tightrope.run.status import StatusLine
+from tightrope.run.base.status import StatusLine
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.optimizer import NO_UPDATE, Foresight, UpdateBytes
+from tightrope.run.ledger.room import RESERVE
+from tightrope.run.session.floor import Floor, floor_of
 
 _NUM_SHOWN = 20
 _FULL_EFFORT_OPS = 100

@@ -76,7 +76,7 @@ def estimate(
     from tightrope.cli.machines import find_machine
     from tightrope.cli.sizes import parse_sizes
     from tightrope.cli.target import build
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
 
     if ranks is not None:
         raise TightropeError(
@@ -149,7 +149,7 @@ def _answer(step: Any, row: dict[str, Any], curve: bool, machines: bool, json: b
 
 def _largest(step: Any, axis: Sized, json: bool) -> bool:
     from tightrope.cli.ways import largest_that_fits
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
 
     with StatusLine(lines=True).task(f"looking for the largest {axis.value} that fits", 1):
         found = largest_that_fits(step, axis.value)

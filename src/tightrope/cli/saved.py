@@ -46,7 +46,7 @@ def run(
     import torch
 
     from tightrope.cli.saved_figures import run_file
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
 
     try:
         found = run_file(file, steps=steps, budget=budget, verify=verify, status=StatusLine(lines=False))

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tightrope.run.check import digest
-from tightrope.run.saved import SavedStep, load
-from tightrope.run.status import StatusLine
+from tightrope.run.base.status import StatusLine
+from tightrope.run.execute.check import digest
+from tightrope.run.load import SavedStep, load
 
 
 def run_file(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @contextmanager
 def searching(budget: Bytes) -> "Iterator[Callable[[Progress], None]]":
     """Show the search on standard error while it runs."""
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
 
     with StatusLine().search(budget) as report:
         yield report

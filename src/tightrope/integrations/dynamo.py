@@ -22,13 +22,13 @@ from tightrope.capture._guards import lost_derivative, run_as_it_is
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import CaptureError, TightropeError
 from tightrope.core.arguments import check_search
-from tightrope.run.asked import check_switches, check_verify, parse_budget
-from tightrope.run.by_name import note_graph
+from tightrope.run.base.arguments import check_switches, check_verify, parse_budget
+from tightrope.run.base.status import StatusLine
 from tightrope.run.compile import host_of, plan_small
-from tightrope.run.compiled import CompiledModel
-from tightrope.run.status import StatusLine
-from tightrope.run.unit import Settings
-from tightrope.run.untested import cannot_capture, is_untried
+from tightrope.run.execute.untested import cannot_capture, is_untried
+from tightrope.run.session.by_name import note_graph
+from tightrope.run.session.compiled import CompiledModel
+from tightrope.run.session.unit import Settings
 
 VARIABLE = "TIGHTROPE_BUDGET"
 """Environment variable that holds the budget where options cannot be passed."""

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tightrope.core import TightropeError
-from tightrope.run.asked import parse_budget
+from tightrope.run.base.arguments import parse_budget
 from tightrope.run.compile import compile
 
 

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from tightrope.core import TightropeError
 from tightrope.core.arguments import refuse_argument
-from tightrope.run.asked import parse_budget
+from tightrope.run.base.arguments import parse_budget
 from tightrope.run.compile import compile
 
 Target = TypeVar("Target")

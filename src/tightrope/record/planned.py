@@ -45,12 +45,12 @@ from tightrope.price.kernels import Kernel
 from tightrope.record.attribution import attribute
 from tightrope.record.forecast import describe, held, stretch_text, summary
 from tightrope.record.tables import Lines, ModuleTree
-from tightrope.run.calls import Calls
 from tightrope.run.compile import compiled_of
-from tightrope.run.emit import Code, PartCode
-from tightrope.run.prepared import prepare
+from tightrope.run.execute.emit import Code, PartCode
+from tightrope.run.execute.prepared import prepare
+from tightrope.run.session.calls import Calls
+from tightrope.run.session.unit import Unit
 from tightrope.run.step import TrainingStep
-from tightrope.run.unit import Unit
 
 
 class _PlannedRun(NamedTuple):

@@ -1,1 +1,5 @@
-"""Running plans: flat code, arenas, the checked first step, level 0."""
+"""Ways into a planned step: `compile`, `step`, `save`, `load` and `report`.
+
+Its rooms, each of which imports only those before it: ``base``, ``ledger``, ``execute``, ``verify``,
+``evict``, ``session``.
+"""

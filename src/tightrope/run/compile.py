@@ -18,20 +18,20 @@ from tightrope.capture.program import Program
 from tightrope.core import Machine, TightropeError
 from tightrope.core.arguments import check_search
 from tightrope.core.collector import collector_paused
-from tightrope.run.asked import AS_EAGER, check_fallback, check_switches, check_verify, parse_budget
-from tightrope.run.awaited import drain_failed
-from tightrope.run.compiled import CompiledModel
-from tightrope.run.eager import EagerTwin, Sampling
-from tightrope.run.example import check_example, plan_ahead
-from tightrope.run.paging import paging_of
-from tightrope.run.roads import Roads
-from tightrope.run.room import RESERVE
-from tightrope.run.shapes import Shape, check_shapes
-from tightrope.run.status import StatusLine
-from tightrope.run.uncalled import expect_call
-from tightrope.run.unit import Settings
-from tightrope.run.untested import Loss, cannot_capture, loss_of
-from tightrope.run.ways import only_plain, ways_of
+from tightrope.run.base.arguments import AS_EAGER, check_fallback, check_switches, check_verify, parse_budget
+from tightrope.run.base.example import check_example, plan_ahead
+from tightrope.run.base.never_called import expect_call
+from tightrope.run.base.pending_backwards import drain_failed
+from tightrope.run.base.shapes import Shape, check_shapes
+from tightrope.run.base.status import StatusLine
+from tightrope.run.execute.paging import paging_of
+from tightrope.run.execute.untested import Loss, cannot_capture, loss_of
+from tightrope.run.ledger.room import RESERVE
+from tightrope.run.session.compiled import CompiledModel
+from tightrope.run.session.entries import only_plain, ways_of
+from tightrope.run.session.levels import Roads
+from tightrope.run.session.unit import Settings
+from tightrope.run.verify.eager import EagerTwin, Sampling
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]

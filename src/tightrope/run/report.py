@@ -12,18 +12,18 @@ from tightrope.core.units import shown
 from tightrope.native.kernels import batch_norm
 from tightrope.price import StepTime, summed
 from tightrope.price.device import device_of
-from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.buckets import Bucket
-from tightrope.run.by_name import graphs_of
-from tightrope.run.calls import Calls
 from tightrope.run.compile import compiled_of
-from tightrope.run.compiled import CompiledModel
 from tightrope.run.drawing import drawn
-from tightrope.run.evicted import EvictedSteps
-from tightrope.run.prepared import Proof
-from tightrope.run.replay import Replay
-from tightrope.run.running import Running
-from tightrope.run.unit import LENT
+from tightrope.run.evict.level_e import EvictedSteps
+from tightrope.run.execute.prepared import Proof
+from tightrope.run.execute.running import Running
+from tightrope.run.ledger.accounts import Accounts, accounts
+from tightrope.run.session.buckets import Bucket
+from tightrope.run.session.by_name import graphs_of
+from tightrope.run.session.calls import Calls
+from tightrope.run.session.compiled import CompiledModel
+from tightrope.run.session.replay import Replay
+from tightrope.run.session.unit import LENT
 
 _NOTHING: Final = (
     "nothing is planned yet: the module itself, model(...), was not called; forward(), training_step() and "

@@ -31,23 +31,30 @@ from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.price.device import device_named, device_of
-from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import AS_EAGER, check_clip, check_switches, check_verify, parse_budget, parse_chunk
+from tightrope.run.base.arguments import (
+    AS_EAGER,
+    check_clip,
+    check_switches,
+    check_verify,
+    parse_budget,
+    parse_chunk,
+)
+from tightrope.run.base.sharded import refuse_divided
+from tightrope.run.base.status import StatusLine, build_native
+from tightrope.run.base.weak import weakly
 from tightrope.run.compile import plan_small
-from tightrope.run.eager import Sampling
-from tightrope.run.eager_step import EagerStep
-from tightrope.run.fastest import faster_form
-from tightrope.run.on_gpu import refuse_step_on_gpu
-from tightrope.run.plain import mode_left
-from tightrope.run.prepared import Proof
-from tightrope.run.references import weakly
+from tightrope.run.execute.prepared import Proof
+from tightrope.run.execute.untested import cannot_capture
+from tightrope.run.ledger.accounts import Accounts, accounts
 from tightrope.run.report import Report, planned_report, proofs
-from tightrope.run.sharded import refuse_divided
-from tightrope.run.status import StatusLine, build_native
-from tightrope.run.unit import Settings
-from tightrope.run.units import ANOTHER_GRAPH
-from tightrope.run.untested import cannot_capture
-from tightrope.run.whole import WholeStep
+from tightrope.run.session.fused import faster_form
+from tightrope.run.session.on_gpu import refuse_step_on_gpu
+from tightrope.run.session.uncompiled import mode_left
+from tightrope.run.session.unit import Settings
+from tightrope.run.session.units import ANOTHER_GRAPH
+from tightrope.run.session.whole_step import WholeStep
+from tightrope.run.verify.eager import Sampling
+from tightrope.run.verify.eager_step import EagerStep
 
 _UPDATES = "the optimizer updates other parameters, or in another way"
 """Shapes (and train/eval) that one step may be planned for."""
@@ -218,7 +225,7 @@ class TrainingStep:
         else:
             found = _handed_out(result)
             if self._twin is not None and self.last is not None:
-                self._twin.compare(found, self.last, args, kwargs)
+                self._twin.compare(found, self.last.calls.recent[0], self.last.total_norm, args, kwargs)
             return found
         cause.__context__ = None  # the frames of the capture would hold memory
         try:

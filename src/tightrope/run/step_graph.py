@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from tightrope.core import CaptureError, Graph
+from tightrope.run.session.whole_step import WholeStep
 from tightrope.run.step import Stopped, step
-from tightrope.run.whole import WholeStep
 
 
 def step_graph(

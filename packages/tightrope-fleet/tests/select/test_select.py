@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fleet.two_forms import by_contest, by_selector, measure, two_forms
 from tightrope.core import TightropeError
-from tightrope.run.contest import STEPS
+from tightrope.run.execute.contest import STEPS
 from tightrope_fleet.select import Selector, shrink
 from tightrope_fleet.select.methods import hyperband, proxy_search, random_search, select_configuration
 from tightrope_fleet.select.noise import NoisyOracle, TuningLog, elimination_scale, release_scale

@@ -50,8 +50,8 @@ def prepare_model(model: torch.nn.Module, inputs: Sequence[torch.Tensor], *, roo
     Raises:
         InfeasibleError: the room is too small; says the smallest that is not.
     """
-    from tightrope.run.accounts import accounts
     from tightrope.run.compile import compile as compile_model
+    from tightrope.run.ledger.accounts import accounts
     from tightrope.run.report import report
 
     kept = [*model.parameters(), *model.buffers()]

@@ -140,7 +140,7 @@ def _profile(machine: str, flash: str | None) -> Machine:
 
 def _kept(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> None:
     """Write what fits the flash, and say what it promises."""
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
     from tightrope_micro.emulate import COMPILER
     from tightrope_micro.flash import check_flash
 
@@ -201,7 +201,7 @@ def _check_options(
 def _step(
     target: str, profile: Machine, limits: tuple[str, str], economy: "Economy", *, sparse: bool
 ) -> "CompiledStep":
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
     from tightrope_micro.commands.target import build_trained
 
     made = build_trained(target)
@@ -237,7 +237,7 @@ def _inference(
     *,
     pages: bool,
 ) -> "CompiledNet":
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
     from tightrope_micro.commands.target import build_calibrated
     from tightrope_micro.integer.costs import check_core, core_of
 

@@ -172,7 +172,7 @@ def tune_command(
     What is above a limit by its forecast is never tried; a quarter of the rest is tried at most.
     Exit code 3: nothing is within the limits.
     """
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
     from tightrope_micro.compile import check_new
     from tightrope_micro.sensor import Choices, SensorLimits, library, read_dataset, tune
 
@@ -258,7 +258,7 @@ def _say(values: dict[str, Any], json: bool) -> None:
 
 
 def _working(text: str) -> Any:
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
 
     return StatusLine(lines=True).task(text, 1)
 

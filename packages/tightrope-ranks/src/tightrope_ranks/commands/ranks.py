@@ -191,7 +191,7 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
     if asked.precision not in PRECISION_NAMES:
         raise TightropeError(f"precision={shown(asked.precision)}: give one of {', '.join(PRECISION_NAMES)}.")
     from tightrope.cli.target import build
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
 
     status = StatusLine(lines=True)
     with StatusLine().slow(f"building the model of {shown(asked.target)}"):

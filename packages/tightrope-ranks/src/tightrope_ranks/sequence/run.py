@@ -23,9 +23,9 @@ from tightrope.lower import lower as lower_plan
 from tightrope.lower import peak_bytes
 from tightrope.plan import solve
 from tightrope.price import PriceStore
-from tightrope.run.accounts import accounts
-from tightrope.run.emit import Code
-from tightrope.run.prepared import Prepared, prepare
+from tightrope.run.execute.emit import Code
+from tightrope.run.execute.prepared import Prepared, prepare
+from tightrope.run.ledger.accounts import accounts
 from tightrope_ranks.judge.collectives import check_collectives, meetings
 from tightrope_ranks.sequence.collectives import alone, group_named, sum_in_place
 from tightrope_ranks.sequence.graph import collectives_again

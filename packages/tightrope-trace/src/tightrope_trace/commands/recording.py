@@ -15,9 +15,9 @@ from tightrope.cli.target import Built
 from tightrope.core import Graph, Plan, TightropeError, Trace
 from tightrope.integrity.provenance import demand_code_of
 from tightrope.record import Recording, record_run
+from tightrope.run.base.status import NO_LIMIT
 from tightrope.run.compile import compile as planned
 from tightrope.run.report import report
-from tightrope.run.status import NO_LIMIT
 from tightrope_trace import record_eager
 
 

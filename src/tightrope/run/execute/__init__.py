@@ -1,0 +1,1 @@
+"""Executables as torch code: emitted, checked while they run for the first time, paged."""

@@ -1,0 +1,203 @@
+"""Captured graphs of one model: measured, and measured again where they allocate otherwise."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import torch
+
+from tightrope.capture import measured
+from tightrope.capture.dynamo import environment
+from tightrope.capture.program import Program
+from tightrope.core import Bytes, Graph, Kind, StorageId
+from tightrope.core.values import EMPTY
+from tightrope.lower import without_writes
+from tightrope.native.hook.allocator import Allocator
+from tightrope.plan import solve
+from tightrope.price.store import FreshPrices, PriceStore
+from tightrope.run.base.status import StatusLine
+from tightrope.run.ledger.headroom import Headroom
+
+_LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
+_SCALAR: Bytes = 64
+
+
+def _unchanged(program: Program) -> Program:
+    return program
+
+
+def _then_without_writes(finish: Callable[[Program], Program]) -> Callable[[Program], Program]:
+    def finished(program: Program) -> Program:
+        done = finish(program)
+        return replace(done, graph=without_writes(done.graph))
+
+    return finished
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """What a graph is, that computes what another one does.
+
+    Attributes:
+        source: the graph that it stands for.
+        num_chunks: of rows in which a stretch of it runs; 0 = none does.
+        channels_last: whether its convolutions work channels-last.
+        num_products: matrix products that oneDNN computes.
+    """
+
+    source: Graph
+    num_chunks: int = 0
+    channels_last: bool = False
+    num_products: int = 0
+
+    @property
+    def said(self) -> str:
+        """How it differs, in words."""
+        products = f"with {self.num_products} products by oneDNN" if self.num_products else ""
+        return " and ".join(filter(None, ("channels-last" * self.channels_last, products)))
+
+
+@dataclass
+class Captured:
+    """One captured graph.
+
+    Attributes:
+        raw: as captured.
+        program: with prices.
+        identity: storages of the caller that are the same in every call, by address.
+        stale: whether it must be measured again before the next call.
+        num_measured: times that it was measured.
+        finish: what to do to the program once it is priced.
+        why: cause of its first plan, where it is not that the graph is new.
+        rewritten: what it stands for; None = it is as captured.
+        plain: the program that it stands for, where that may be needed in its place.
+        bucket: number of the graph for the largest sizes of its bucket, whose plan it uses; None = its own.
+        strict: whether to refuse where that plan does not fit.
+        nearest: number of the graph for other sizes whose plan a search begins from; None = there is none.
+        lends: whether it has the largest sizes of a bucket.
+    """
+
+    raw: Program
+    program: Program
+    identity: dict[StorageId, Hashable]
+    stale: bool = False
+    num_measured: int = 1
+    finish: Callable[[Program], Program] = _unchanged
+    why: str = ""
+    rewritten: Rewritten | None = None
+    plain: Program | None = None
+    bucket: int | None = None
+    strict: bool = False
+    nearest: int | None = None
+    lends: bool = False
+    _places: list[int] = field(default_factory=list)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph with prices."""
+        return self.program.graph
+
+    def unknown(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Which inputs of a call to look at: not what the model holds where it stood in the call before."""
+        places = [args[number].data_ptr() for number in self.own_inputs]
+        if places == self._places:
+            return [args[number] for number in self.other_inputs]
+        self._places = places
+        return args
+
+    @cached_property
+    def own_inputs(self) -> tuple[int, ...]:
+        """Numbers of inputs that are tensors of the model's."""
+        kinds = (Kind.PARAMETER, Kind.BUFFER)
+        return tuple(n for n, kind in enumerate(self._kinds()) if kind in kinds)
+
+    @cached_property
+    def other_inputs(self) -> tuple[int, ...]:
+        """Numbers of the other inputs."""
+        return tuple(n for n in range(len(self._kinds())) if n not in self.own_inputs)
+
+    def _kinds(self) -> list[Kind | None]:
+        graph, num = self.graph, len(self.program.constants)
+        inputs = graph.parts[0].inputs
+        every = [None if one.view is None else graph.storages[one.view.base].kind for one in inputs]
+        return every[: len(every) - num]
+
+    @staticmethod
+    def of(
+        program: Program,
+        real: Sequence[Any],
+        allocator: Allocator | None,
+        status: StatusLine,
+        finish: Callable[[Program], Program] = _unchanged,
+        *,
+        writes: bool = True,
+        check: bool = False,
+    ) -> "Captured":
+        """Measure a captured graph.
+
+        Args:
+            program: as captured.
+            real: what it is given.
+            allocator: the hook.
+            status: for progress.
+            finish: completes the priced program.
+            writes: whether ops may write over their inputs.
+            check: whether kept prices are compared with what some ops take now.
+
+        Raises:
+            InfeasibleError: an op does not fit alone under the limit that is set.
+            CaptureError: an op allocates, or lays out, what its shapes do not say.
+        """
+        finish = finish if writes else _then_without_writes(finish)
+        with status.task("measuring ops", len(program.graph.ops)) as tick:
+            priced = finish(measured(program, real, allocator, check=check, tick=tick))
+        identity = _identity(priced.graph, [*real, *priced.constants])
+        return Captured(program, priced, identity, finish=finish)
+
+    def measure_again(self, args: Sequence[Any], allocator: Allocator | None, status: StatusLine) -> bool:
+        """Price every op anew, whatever is known of it, once; tell whether it was done."""
+        self.stale = False
+        if self.num_measured > 1:
+            return False
+        self.num_measured += 1
+        graph = msgspec.structs.replace(self.raw.graph, environment=environment(args))
+        self.raw = replace(self.raw, graph=graph)
+        store: PriceStore = FreshPrices(graph.environment)
+        with status.task("measuring ops again", len(graph.ops)) as tick:
+            priced = measured(self.raw, args, allocator, store=store, tick=tick)
+        self.program = self.finish(priced)
+        self.__dict__.pop("unplanned", None)
+        return True
+
+    @cached_property
+    def unplanned(self) -> Bytes:
+        """Bytes that a call takes without a plan, with a guess for a loss outside the model."""
+        forecast = solve(self.graph, budget=2**60, planner="given").forecast
+        return forecast.arena + forecast.outside + self.headroom.wanted - self.headroom.tangents
+
+    @property
+    def headroom(self) -> Headroom:
+        """What to leave for a loss outside the model, as long as nothing was seen."""
+        return headroom_of(self.graph)
+
+
+def headroom_of(graph: Graph) -> Headroom:
+    """What to leave for a loss outside the model of a graph, as long as nothing was seen."""
+    inputs = graph.parts[1].inputs if len(graph.parts) > 1 else ()
+    storages = {given.view.base for given in inputs if given.view is not None} - {EMPTY}
+    sizes = [graph.storages[storage].size for storage in storages]
+    handed = [one.size for one in graph.storages if one.outside and one.kind is not Kind.GRADIENT]
+    outputs = sum(size for size in handed if size > _SCALAR)
+    return Headroom(sum(size for size in sizes if size > _SCALAR), sum(sizes), outputs=outputs)
+
+
+def _identity(graph: Graph, given: Sequence[Any]) -> dict[StorageId, Hashable]:
+    found: dict[StorageId, Hashable] = {}
+    for item, tensor in zip(graph.parts[0].inputs, given, strict=False):
+        if item.view is None or item.view.base == EMPTY or not isinstance(tensor, torch.Tensor):
+            continue
+        if graph.storages[item.view.base].kind in _LASTING:
+            found[item.view.base] = tensor.untyped_storage().data_ptr()
+    return found

@@ -1,0 +1,159 @@
+"""Which road a call of a model takes: one graph, a sequence of graphs, level E, or level 0.
+
+Idea        A model that is one graph is planned whole. One that is not runs at level E, or at level 0 where
+            the budget is known to be enough without recomputation: a sequence of graphs keeps all that one
+            graph leaves to the next, and each new size of a graph wants another plan. That sequence is for
+            what level E does not do: `fully_shard`, GPUs, fused or paged plans, comparisons with eager, and
+            models of which some calls are one graph.
+Guarantee   Whichever road is taken, values are eager's as far as that road promises, and bytes are within
+            the budget.
+Gaps        The road is chosen by what can be done, not by a forecast of its time.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from tightrope.capture.failures import read_once
+from tightrope.core import InfeasibleError
+from tightrope.run.base.never_called import note_call
+from tightrope.run.base.sharded import InsideHooks
+from tightrope.run.base.state import state_of
+from tightrope.run.base.weak import alive
+from tightrope.run.evict.level_e import against_eviction
+from tightrope.run.session.attempt import attempt
+from tightrope.run.session.compiled import CompiledModel
+from tightrope.run.session.entries import Ways
+from tightrope.run.session.uncompiled import limited_alone, mode_left, try_plain
+
+_Call: TypeAlias = Callable[..., Any]
+_MAX_GRAPHS, _MAX_NEW = 64, 16
+"""Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
+_NOTHING_CHECKED: Final = ("first", None)
+"""What ``verify`` is where nothing is compared with other runs."""
+
+
+class Roads:
+    """The calls of one model.
+
+    Args:
+        model: as it is.
+        compiled: what belongs to it.
+        ways: in which Dynamo compiles its calls.
+    """
+
+    def __init__(self, model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Ways) -> None:
+        self._model, self._compiled, self._ways = model, compiled, ways
+        self._hooks: InsideHooks | None = None
+        self._trial = partial(try_plain, model, compiled, ways.plain)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run instead of the model's own call."""
+        compiled, plain = self._compiled, self._ways.plain
+        if torch.compiler.is_compiling():  # part of a larger model that is being captured
+            return plain(*args, **kwargs)
+        note_call(compiled)
+        if compiled.measured is not None:
+            if not compiled.measured.are_over():
+                return compiled.measured.run(plain, args, kwargs)
+            compiled.settle(self._model)
+        if compiled.level == "L1" and (reason := compiled.unable or read_once(args, kwargs)):
+            return self._without_graphs(reason, args, kwargs)
+        if compiled.level == "L0" or compiled.evicted is not None:
+            return compiled.unplanned(plain, args, kwargs)
+        if (mode := mode_left()) is not None:
+            return limited_alone(mode, compiled, plain, args, kwargs)
+        if compiled.in_pieces or not compiled.calls.steady.left:  # else a trace marks, should one come
+            compiled.accounts.mark()
+        try:
+            return compiled.compared(self._planned, args, kwargs)
+        except (InfeasibleError, torch.OutOfMemoryError):
+            compiled.refused()
+            raise
+
+    def _without_graphs(self, reason: str, args: Any, kwargs: Any) -> Any:
+        self._compiled.leave_graphs(self._model, reason)
+        return self.call(*args, **kwargs)
+
+    def _planned(self, *args: Any, **kwargs: Any) -> Any:
+        compiled = self._compiled
+        if not compiled.num_graphs and not compiled.in_pieces:
+            self._hooks = compiled.divide(self._model(), self._ways.inside)
+        if not compiled.in_pieces:
+            if compiled.num_new > _MAX_NEW and not self._needs_graphs:
+                compiled.rehearse(self._model, args, kwargs)
+                return self._without_graphs(
+                    f"Its last {compiled.num_new} calls were each another graph.", args, kwargs
+                )
+            if compiled.many_sizes:
+                result, reason = self._for_many(args, kwargs)
+                if not reason:
+                    return result
+                compiled.one_size(reason)
+            known = compiled.num_graphs
+            result, reason = attempt(self._ways.whole, args, kwargs, self._trial)
+            if not reason:
+                self._count(known)
+                return result
+            if not self._wants_pieces:
+                if isinstance(compiled.settings.budget, int):
+                    compiled.rehearse(self._model, args, kwargs)
+                return self._without_graphs(reason, args, kwargs)
+            compiled.break_up(reason)
+        return self._in_pieces(args, kwargs)
+
+    @property
+    def _wants_pieces(self) -> bool:
+        """Whether a model that is not one graph becomes a sequence of graphs."""
+        compiled, settings = self._compiled, self._compiled.settings
+        if not isinstance(settings.budget, int) or settings.fallback == "evict":
+            return False
+        if compiled.num_graphs or settings.fallback in ("pieces", "replay"):
+            return True
+        return self._needs_graphs
+
+    @property
+    def _needs_graphs(self) -> bool:
+        """Whether level E cannot do what is wanted."""
+        compiled, settings = self._compiled, self._compiled.settings
+        more = settings.fuse or settings.pages or settings.verify not in _NOTHING_CHECKED
+        return bool(more or against_eviction(self._model, compiled.accounts))
+
+    def _count(self, known: int) -> int:
+        """Note how many calls in a row were new graphs; return how many this call was."""
+        new = self._compiled.num_graphs - known
+        self._compiled.num_new = self._compiled.num_new + 1 if new else 0
+        return new
+
+    def _for_many(self, args: Any, kwargs: Any) -> tuple[Any, str]:
+        """Capture for all sizes, or for these alone as long as enough is known of their bucket."""
+        buckets = self._compiled.buckets
+        with buckets.calling(alive(self._model), args, kwargs) as alone:
+            if alone:
+                result, reason = attempt(self._ways.whole, args, kwargs, self._trial)
+                if not reason:
+                    return result, reason
+                buckets.for_all()
+            return attempt(self._ways.many, args, kwargs, self._trial)
+
+    def _in_pieces(self, args: Any, kwargs: Any) -> Any:
+        compiled, model = self._compiled, self._model
+        known, restore = compiled.num_graphs, state_of(alive(model), args, kwargs)
+        if not compiled.calls.num_forwards and self._hooks is None:
+            compiled.rehearse(model, args, kwargs)
+        run = self._hooks or self._ways.pieces
+        result, reason = attempt(run, args, kwargs, self._trial, compiled.hidden.traced)
+        if not reason and not compiled.num_graphs:
+            reason = f"No part of it can be captured: {compiled.broken}"
+        if not reason:
+            compiled.say_in_pieces()
+            if self._count(known) > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
+                compiled.rehearse(model, args, kwargs)
+                compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
+            return result
+        del result
+        restore()
+        return self._without_graphs(reason, args, kwargs)

@@ -1,0 +1,1 @@
+"""Runs of a plan compared with eager ones, bit for bit."""
