@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.rows import Row, write
-from benchmarks.ranks import divided, forms, gpt, grid, mutants, published, real, timed, titan, told
+from benchmarks.ranks import divided, forms, gpt, grid, mutants, outside, published, real, timed, titan, told
 
 _TIMED: dict[bool, list[Row]] = {}
 
@@ -32,7 +32,7 @@ BARS: dict[str, Callable[[bool], list[Row]]] = {
     "P6": forms.gathers,
 }
 BARS |= {"E1": told.rows_many, "E2": told.rows_bytes, "E3": told.rows_models, "E4": published.rows_published}
-BARS |= {"S1": divided.rows, "B7": titan.rows}
+BARS |= {"S1": divided.rows, "B4": outside.rows, "B7": titan.rows}
 BARS |= {"X2": gpt.rows_limit, "X3": gpt.rows_killed}
 BARS |= {name: timed_row(name) for name in ("P2", "P7", "P8")}
 """Bars by name; the argument says whether to be quick."""

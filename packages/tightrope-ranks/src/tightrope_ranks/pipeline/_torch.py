@@ -6,7 +6,8 @@ does.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -179,6 +180,31 @@ class SendBook:
             self.wait(name)
 
 
+class _Drawn:
+    """The random state of a forward, kept only where it draws: torch keeps 5,056 bytes of it in any case."""
+
+    def __init__(self) -> None:
+        self.state: torch.Tensor | None = None
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Keep the state that the forward in the block begins with, if it draws."""
+        before = torch.get_rng_state()
+        yield
+        if not torch.equal(before, torch.get_rng_state()):
+            self.state = before
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Draw the same numbers in the block; the state is afterwards as before."""
+        if self.state is None:
+            yield
+            return
+        with torch.random.fork_rng(devices=()):
+            torch.set_rng_state(self.state)
+            yield
+
+
 class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
     """A stage that holds buffers while the plan does, and computes forwards again where it says so.
 
@@ -255,7 +281,17 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         if self._chunk in self.again_at and torch.is_grad_enabled():
-            return checkpoint(self.submod, *args, use_reentrant=False, **kwargs)
+            if self.device.type != "cpu":
+                return checkpoint(self.submod, *args, use_reentrant=False, **kwargs)
+            drawn = _Drawn()
+            return checkpoint(
+                self.submod,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=lambda: (drawn.first(), drawn.again()),
+                **kwargs,
+            )
         plain: Any = super().forward_maybe_with_nosync
         return plain(*args, **kwargs)
 
@@ -282,6 +318,8 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
         else:
             scaled = loss if loss is None or self.scale == 1 else loss / self.scale
             super().backward_one_chunk(bwd_chunk_id, scaled, whole, last_backward)
+            if whole and loss is not None and not loss._is_view():
+                loss.detach_()  # torch keeps it to the end, and its graph has what was computed again
         if not self.is_last:
             self._drop([self.grad_recv_info[bwd_chunk_id]])
         self.book.wait(f"{self.stage_index}F{bwd_chunk_id}")
@@ -290,6 +328,17 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
         self.book.before_compute()
         if bwd_chunk_id in self.backward_state:
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+def compact(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Give results of a loss memory of their own size: torch's have that of all elements, and are kept."""
+
+    def small(*args: Any) -> torch.Tensor:
+        found = loss(*args)
+        spare = isinstance(found, torch.Tensor) and found.untyped_storage().nbytes() > found.nbytes
+        return found.clone() if spare else found
+
+    return small
 
 
 def runtime(

@@ -7,13 +7,13 @@ import msgspec
 import torch
 
 from tightrope.core import DeviceLink, Machine, TightropeError, parse_bytes
-from tightrope.core.units import shown
+from tightrope.core.units import ALIGNMENT, round_up, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.agreement import dtype_name
 from tightrope_ranks.pipeline.measure import Loss, measure_layers, shape_layers
 from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest, staged
 from tightrope_ranks.pipeline.tied import TiedParameters, buffers_unshared, tied_parameters
-from tightrope_ranks.values.ranks import JointPlan
+from tightrope_ranks.values.ranks import JointPlan, StageCost
 
 LOOPBACK = DeviceLink("loopback", latency=2e-4, bandwidth=1e9)
 """Between processes of one host, where nothing else is said."""
@@ -42,8 +42,9 @@ def plan(
         target: for the loss; without it and ``loss``, costs are told from shapes.
         loss: of output and target.
         ranks: of the pipeline.
-        budget: bytes per rank for parameters, gradients, optimizer state, activations and messages; a
-            percentage is of what one rank holds that has all layers, activations left out.
+        budget: bytes per rank for parameters, gradients, optimizer state, activations, messages, inputs on
+            the first rank and targets on the last; a percentage is of what one rank holds that has all
+            layers, activations left out.
         micro_batches: that a batch is cut into; None = twice the ranks.
         machine: with links; None = this host. With rates (``flops``) costs are told from shapes, else layers
             are measured here.
@@ -81,6 +82,7 @@ def plan(
         else:
             costs = measure_layers(layers, example, target, loss, states=optimizer_states)
     known = (example,) if target is None else (example, target)
+    costs = _with_batch(costs, example, target, count, replicas if sharded else 1)
     task = PipelineTask(
         costs,
         machine,
@@ -99,6 +101,22 @@ def plan(
     found = plan_pipeline(task, options or PipelineOptions(ascending=True, split=False))
     judge_ranks(found)
     return found
+
+
+def _with_batch(
+    costs: tuple[StageCost, ...], example: torch.Tensor, target: torch.Tensor | None, count: int, parts: int
+) -> tuple[StageCost, ...]:
+    """Count the batch, its losses and what ranks agree with, as what layers hold all the time.
+
+    ``count`` is that of micro-batches, ``parts`` those that such bytes are divided into later.
+    """
+    held = [ALIGNMENT] * len(costs)  # all ranks agree before a step, in one small tensor
+    held[0] += count * round_up(example.nbytes)
+    held[-1] += count * (ALIGNMENT + (0 if target is None else round_up(target.nbytes)))
+    return tuple(
+        msgspec.structs.replace(cost, state=cost.state + parts * size)
+        for cost, size in zip(costs, held, strict=True)
+    )
 
 
 def _linked(machine: Machine, devices: int) -> Machine:

@@ -49,7 +49,7 @@ class StageCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         half: of ``saved``, bytes kept from the first to the second half of a divided backward.
         work: most bytes that it takes beside all that while it runs.
         parameters: bytes of its parameters, whole; once per step.
-        state: bytes of gradients and optimizer state, whole; once per step.
+        state: bytes of gradients, optimizer state and the caller's batch, whole; once per step.
         gather: time to gather its parameters from the replicas.
         reduce: time to reduce its gradients over the replicas.
     """
