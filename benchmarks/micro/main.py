@@ -47,7 +47,8 @@ M3: single ops and drawn nets of them, see `benchmarks.micro.single_ops`; ``--se
 
 M4: limits to the byte on drawn nets, see `benchmarks.micro.limited`; ``--compilations`` says how many.
 
-M5: nets exported to ONNX, see `benchmarks.micro.exported`; with ``--onnx``, compared with onnxruntime.
+M5: nets exported to ONNX, see `benchmarks.micro.exported`; with ``--onnx``, compared with onnxruntime. With
+``--tflite``, int8 files beside the reference kernels of that interpreter, see `benchmarks.micro.tflite_bits`.
 
 K5: whole nets in integers, and K4 of one, see `benchmarks.micro.whole`; with ``--onnx``, an interpreter of an
 environment with onnxruntime, beside its static int8.
@@ -77,6 +78,7 @@ from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.published import m1
 from benchmarks.micro.rows import Row, write
 from benchmarks.micro.single_ops import m3
+from benchmarks.micro.tflite_bits import m5_tflite
 from benchmarks.micro.trained import State, samples, train, worst
 from benchmarks.micro.transfer import t1
 from benchmarks.micro.whole import k5
@@ -104,6 +106,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
     parser.add_argument("--onnx", default="", help="a Python interpreter that has torch and onnxruntime")
+    parser.add_argument("--tflite", default="", help="a Python interpreter that has ai-edge-litert")
+    parser.add_argument("--tflite-files", type=Path, help="a folder with more .tflite files for M5")
     parser.add_argument("--tflm", default="", help="a Python interpreter that has tflite-micro")
     parser.add_argument("--cmsis", default="", help="a checkout of CMSIS-NN")
     parser.add_argument("--tflm-source", default="", help="a checkout of tflite-micro with its downloads")
@@ -139,7 +143,11 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "M2": lambda: m2(console, asked.cmsis),
         "M3": lambda: m3(console, asked.seeds),
         "M4": lambda: m4(console, asked.compilations),
-        "M5": lambda: m5(console, asked.onnx),
+        "M5": lambda: (
+            m5_tflite(console, asked.tflite, asked.tflite_files, asked.seeds)
+            if asked.tflite
+            else m5(console, asked.onnx)
+        ),
     }
     rows: list[Row] = []
     for bar in wanted:

@@ -30,10 +30,11 @@ MANIFEST = "manifest.json"
 
 
 class NumberFormat(msgspec.Struct, frozen=True):
-    """How numbers are held: a real one is ``scale`` times the whole one."""
+    """How numbers are held: a real one is ``scale`` times the whole one less ``zero``."""
 
     dtype: str
     scale: float
+    zero: int = 0
 
 
 class NetPromise(msgspec.Struct, frozen=True):

@@ -108,6 +108,7 @@ def emit(tiled: TiledGraph, executable: Executable, net: NetText | None = None) 
         "tightrope_micro.h": _header(arena, storage, held, entry, net),
         "support.h": resource("support.h"),
         **({} if net is None else {"products.h": resource("products.h")}),
+        **({"reference.h": resource("reference.h")} if _as_reference(kernels) else {}),
         "kernels.h": _prototypes(kernels, net),
         "kernels.c": _kernels(kernels),
         "step.c": _step(graph, executable, allocs, held, entry),
@@ -224,11 +225,17 @@ void tr_storage_write(uint32_t offset, const void *from, uint32_t bytes);
 """
 
 
+def _as_reference(kernels: Iterable[str]) -> bool:
+    """Tell whether sums are rounded as TensorFlow Lite's reference kernels round them."""
+    return any(name.startswith("t_") for name in kernels)
+
+
 def _prototypes(kernels: Iterable[str], net: NetText | None) -> str:
     lines = [re.sub(r"\s+", " ", _text(name).split("{")[0].split("*/")[1]).strip() + ";" for name in kernels]
     shared = '#include "support.h"\n'
     if net is not None:
-        shared = f'#define TR_COLUMNS {net.columns}\n#include "products.h"\n'
+        rounding = "#define TR_REFERENCE\n" if _as_reference(kernels) else ""
+        shared = f'#define TR_COLUMNS {net.columns}\n{rounding}#include "products.h"\n'
     return f"{shared}\n" + "\n".join(lines) + "\n"
 
 

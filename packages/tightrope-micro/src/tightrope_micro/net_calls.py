@@ -162,6 +162,27 @@ def _put_rows(a: Given) -> _Found:
     return [*a.at(0), *a.made(), planes, rows, width * ITEM_BYTES[a.made_view().dtype], first, every]
 
 
+def _reference_conv(a: Given) -> _Found:
+    """A convolution with channels last."""
+    made, weight = a.result(), a.shape(1)
+    sizes = [*a.shape(0), *made[1:], *weight[1:3]]
+    return [*a.at(0, 1, 2, 3, 4), *a.made(), *sizes, *a.pairs(5, 6, 7), *_whole(a, 8)]
+
+
+def _reference_pair(a: Given) -> _Found:
+    return [*a.at(0, 1), *a.made(), *a.pairs(2, 3, 4), *_whole(a, 5)]
+
+
+def _reference_scale(a: Given) -> _Found:
+    plain = [int(view.dtype == "uint8") for view in (a.view(0), a.made_view()) if view is not None]
+    return [*a.at(0), *a.made(), prod(a.result()), *plain, *_whole(a, 1)]
+
+
+def _reference_softmax(a: Given) -> _Found:
+    size, last = _whole(a, 2)
+    return [*a.at(0, 1), *a.made(), prod(a.result()) // size, size, last]
+
+
 NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "adaptive_pool2d": lambda a: [*a.at(0), *a.made(), *_planes(a), int(_name(a, 1) == "amax")],
     "argmax": _outer,
@@ -199,6 +220,20 @@ NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "recurrent": _recurrent,
     "reduce": lambda a: _outer(a, REDUCTIONS),
     "softmax": _outer,
+    "t_add": _reference_pair,
+    "t_conv2d": _reference_conv,
+    "t_depthwise_conv2d": _reference_conv,
+    "t_dequantize": lambda a: [*a.at(0), *a.made(), prod(a.result()), *_numbers(a, 1)],
+    "t_linear": lambda a: [*a.at(0, 1, 2, 3, 4, 5), *a.made(), *_rows(a, 0), *_whole(a, 6)],
+    "t_mean": lambda a: [*a.at(0), *a.made(), *_whole(a, 1)],
+    "t_mul": _reference_pair,
+    "t_pad": _pad,
+    "t_pool2d": lambda a: [
+        *a.at(0), *a.made(), *a.shape(0), *a.result()[1:3], *a.pairs(1, 2, 3), *_whole(a, 4),
+    ],
+    "t_quantize": lambda a: [*a.at(0), *a.made(), prod(a.result()), *_numbers(a, 1)],
+    "t_rescale": _reference_scale,
+    "t_softmax": _reference_softmax,
     "upsample2d": _upsample,
-}
+}  # fmt: skip
 """Kernel -> what it is called with."""

@@ -274,6 +274,8 @@ def num_macs(graph: Graph, op: Op) -> int:
     made = [result.view.shape for result in op.results]
     count = _elements(made[0]) if made else _elements(shapes[0])
     name = op.target.removeprefix("micro.").removeprefix("q_")
+    if name.startswith("t_") and ("conv2d" in name or name == "t_linear"):  # channels last
+        return _elements(made[0][:-1]) * _elements(shapes[1])
     if name.endswith("_add"):
         shapes = shapes[1:]
     if name.startswith(("conv2d", "linear")):  # rows of the weight are one tile, and outputs may be all

@@ -104,6 +104,9 @@ static inline int32_t tr_dot8(const int8_t *x, const int8_t *w, int32_t sum, int
     return sum;
 }
 
+#ifdef TR_REFERENCE
+#include "reference.h"
+#else
 /* Where sums go: 8 bits, 16, or 16 that are added to a stream. */
 typedef struct {
     const int32_t *b, *m;
@@ -125,6 +128,7 @@ static inline void tr_put(const tr_results *r, int at, int channel, int32_t sum)
             ((int8_t *)r->y)[at] = (int8_t)value;
     }
 }
+#endif
 
 /* A dense layer: rows of inputs, each with all outputs. */
 static inline void tr_dense(const int8_t *x, const int8_t *w, const tr_results *r, int rows, int inputs, int outputs)

@@ -13,7 +13,8 @@ from tightrope_micro.commands import sensor
 
 if TYPE_CHECKING:
     from tightrope_micro import CompiledStep, Profile
-    from tightrope_micro.infer import CompiledNet
+    from tightrope_micro.infer import CompiledNet, FloatNet
+    from tightrope_micro.integer.quantize import IntegerNet
     from tightrope_micro.paging.economy import Economy
 
 _COMPILE = """\b
@@ -24,6 +25,7 @@ Examples:
   tightrope micro compile step.py:build --ram 64KiB --sparse --seconds 8 -o OUT/
   tightrope micro compile net.py:build --infer --ram 128KiB -o OUT/
   tightrope micro compile net.onnx --infer --ram 128KiB -o OUT/
+  tightrope micro compile net.tflite --infer --ram 64KiB -o OUT/
   tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/
   tightrope micro compile net.py:build --integer --core cortex-m3 --ram 32KiB -o OUT/"""
 _PROFILE = """\b
@@ -57,7 +59,7 @@ def compile_command(
         typer.Argument(
             metavar="FILE.py:FUNCTION",
             help="A function that returns (model, inputs, optimizer); with --infer (model, inputs), with "
-            "--integer (model, inputs, samples). With --infer also a net in ONNX.",
+            "--integer (model, inputs, samples). With --infer also a net in ONNX, or in int8 of TensorFlow Lite.",
         ),
     ],
     ram: Annotated[str, typer.Option(help="All RAM of the step, stack included, such as 240KiB.")],
@@ -153,7 +155,9 @@ def _kept(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> N
 
 
 def _check_target(target: str, *, infer: bool) -> None:
-    """Refuse a net in ONNX where samples or an optimizer are needed."""
+    """Refuse a net in ONNX or of TensorFlow Lite where samples or an optimizer are needed."""
+    if target.endswith(".tflite") and not infer:
+        raise TightropeError(f"{target!r} is a net that is trained and quantized: give --infer with it.")
     if target.endswith(".onnx") and not infer:
         raise TightropeError(
             f"{target!r} is a net without samples and an optimizer: give --infer with it. For --integer, "
@@ -237,31 +241,43 @@ def _inference(
     *,
     pages: bool,
 ) -> "CompiledNet":
-    from tightrope.run.base.status import StatusLine
-    from tightrope_micro.commands.target import build_calibrated
+    from tightrope.run.status import StatusLine
     from tightrope_micro.integer.costs import check_core, core_of
 
     if kernels is not None and kernels[0] not in ("auto", "none"):
         check_core(kernels[0])
-    made = build_calibrated(target)
-    from tightrope_micro.infer import capture_net, compile_net, ranges_of
-    from tightrope_micro.integer.quantize import quantize
+    asked = {"auto": core_of(profile.name), "none": ""}
+    found = _net(target, None if kernels is None else (asked.get(kernels[0], kernels[0]), kernels[1]))
+    from tightrope_micro.infer import compile_net
 
-    net = capture_net(made.model, made.args)
-    found: Any = net
-    if kernels is not None:
-        if not made.samples:
-            raise TightropeError(
-                f"{target!r} returns no samples to calibrate ranges. Return (model, inputs, "
-                "samples): some hundred inputs like those that the device will get."
-            )
-        asked = {"auto": core_of(profile.name), "none": ""}
-        core = asked.get(kernels[0], kernels[0])
-        with StatusLine().slow("quantizing the net"):
-            found = quantize(net, ranges_of(net, made.samples), core=core, floats=kernels[1])
     with StatusLine().slow("planning the net"):
         ram, stack = map(parse_bytes, limits)
         return compile_net(found, profile, ram=ram, stack=stack, pages=pages)
+
+
+def _net(target: str, kernels: tuple[str, bool] | None) -> "FloatNet | IntegerNet":
+    """Read or capture a net; with a core and whether floats may be taken, quantize it."""
+    if target.endswith(".tflite"):
+        from tightrope_micro.tflite import load_tflite
+
+        return load_tflite(target)
+    from tightrope.run.status import StatusLine
+    from tightrope_micro.commands.target import build_calibrated
+
+    made = build_calibrated(target)
+    from tightrope_micro.infer import capture_net, ranges_of
+    from tightrope_micro.integer.quantize import quantize
+
+    net = capture_net(made.model, made.args)
+    if kernels is None:
+        return net
+    if not made.samples:
+        raise TightropeError(
+            f"{target!r} returns no samples to calibrate ranges. Return (model, inputs, "
+            "samples): some hundred inputs like those that the device will get."
+        )
+    with StatusLine().slow("quantizing the net"):
+        return quantize(net, ranges_of(net, made.samples), core=kernels[0], floats=kernels[1])
 
 
 def profile_command(

@@ -83,7 +83,10 @@ class CompiledNet:
         """What the device returned, as real numbers."""
         assert self.manifest.net is not None
         form = self.manifest.net.output
-        return (np.frombuffer(returned, form.dtype) * np.float32(form.scale)).astype(np.float32)
+        whole = np.frombuffer(returned, form.dtype)
+        real = (whole.astype(np.int32) - form.zero if form.zero else whole) * np.float32(form.scale)
+        found: NDArray[np.float32] = real.astype(np.float32)
+        return found
 
 
 def as_numbers(value: torch.Tensor, form: NumberFormat) -> NDArray[Any]:
@@ -92,7 +95,7 @@ def as_numbers(value: torch.Tensor, form: NumberFormat) -> NDArray[Any]:
     if form.dtype == "float32":
         return array
     limits = np.iinfo(np.dtype(form.dtype))
-    return np.clip(np.rint(array / form.scale), limits.min, limits.max).astype(form.dtype)
+    return np.clip(np.rint(array / form.scale) + form.zero, limits.min, limits.max).astype(form.dtype)
 
 
 def compile_net(
@@ -154,7 +157,7 @@ def compile_net(
     num_bytes = prod(returned.shape) * ITEM_BYTES[returned.dtype]
     text = NetText(
         bytes(net.constants.data), programs,
-        f"{prod(returned.shape)} numbers of {output.dtype}, in units of {output.scale:.9g}",
+        f"{prod(returned.shape)} numbers of {_units(output)}",
         _header(inputs, num_bytes), stack - frames,
     )  # fmt: skip
     source = emit(planned.tiled, planned.executable, text)
@@ -214,5 +217,11 @@ def _formats(net: Net) -> tuple[tuple[Format, ...], Format]:
 
 
 def _header(inputs: Sequence[Format], num_bytes: Bytes) -> str:
-    lines = [f"/* Input {k}: {one.dtype}, in units of {one.scale:.9g}. */" for k, one in enumerate(inputs)]
+    lines = [f"/* Input {k}: {_units(one)}. */" for k, one in enumerate(inputs)]
     return "\n".join([*lines, f"#define TR_OUTPUT_BYTES {num_bytes}u", "", ""])
+
+
+def _units(one: Format) -> str:
+    """A format in words."""
+    zero = f", which stand for 0 at {one.zero}" if one.zero else ""
+    return f"{one.dtype}, in units of {one.scale:.9g}{zero}"

@@ -103,10 +103,13 @@ def windows_on_stack(graph: Graph) -> Bytes:
 
     With less, a layer lays out one window at a time, or none, which takes more instructions.
     """
-    return max((_windows(op) for op in graph.ops if op.target.startswith("micro.q_conv2d")), default=0)
+    kinds = ("micro.q_conv2d", "micro.t_conv2d", "micro.t_depthwise_conv2d")
+    return max((_windows(op) for op in graph.ops if op.target.startswith(kinds)), default=0)
 
 
 def _windows(op: Op) -> Bytes:
+    if op.target.startswith("micro.t_"):
+        return _windows_with_channels_last(op)
     at = int("_add" in op.target)
     weight, strides, groups = (op.arguments[at + k] for k in (1, 4, 6))
     assert isinstance(weight, View)
@@ -115,6 +118,17 @@ def _windows(op: Op) -> Bytes:
         return 2 * planes * height * width
     row = (op.results[0].view.shape[3] - 1) * whole_numbers(strides)[1] + width
     return height * ((row + 3) // 4 * 4 + 8)
+
+
+def _windows_with_channels_last(op: Op) -> Bytes:
+    weight, strides, dilation, padding = (op.arguments[k] for k in (1, 5, 6, 7))
+    assert isinstance(weight, View)
+    _, height, width, *channels = weight.shape
+    if channels:
+        whole = height * width == 1 and not any(whole_numbers(padding))
+        return 0 if whole else 2 * height * width * channels[0]
+    row = (op.results[0].view.shape[2] - 1) * whole_numbers(strides)[1] + width
+    return 0 if max(whole_numbers(dilation)) > 1 else height * ((row + 3) // 4 * 4 + 8)
 
 
 def softmax_forms(scale: float, length: int) -> _Made:

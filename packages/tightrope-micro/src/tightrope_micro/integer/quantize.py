@@ -52,10 +52,11 @@ _SHARE: Final = {NARROW: 2 / 255, WIDE: 1 / (255 * 128)}
 
 
 class Format(NamedTuple):
-    """How a value is held: a real number is ``scale`` times the whole one."""
+    """How a value is held: a real number is ``scale`` times the whole one less ``zero``."""
 
     dtype: str
     scale: float
+    zero: int = 0
 
 
 @dataclass(frozen=True)
