@@ -1,7 +1,7 @@
 """M5: int8 files of TensorFlow Lite, compared with the reference kernels of an interpreter to the bit.
 
-``--tflite`` names an interpreter that has ai-edge-litert. `benchmarks.micro.tflite_nets` writes the files: the
-four nets of MLPerf Tiny, every op alone, drawn nets. ``--tflite-files`` names a folder with more, such as a
+``--tflite`` names an interpreter that has ai-edge-litert. `benchmarks.micro.tflite_nets` makes the nets: the
+four of MLPerf Tiny, every op alone, and drawn ones. ``--tflite-files`` names a folder with more, such as a
 checkout of mlcommons/tiny; files that are not in int8 are refused. One input runs on the emulated board.
 """
 

@@ -1,7 +1,7 @@
 """Int8 nets for .tflite files: the nets of MLPerf Tiny with random weights, single ops, and drawn small nets.
 
-Units are such that results spread over 8 bits: sums of some hundred products have some thousand times their
-unit. Weights have a unit per channel, inputs and results a zero that is not 0.
+Units are such that results spread over 8 bits and stay of the size of the inputs. Weights have a unit per
+channel, inputs and results a zero that is not 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class Layers:
         """Weights and biases, and a unit for the sums."""
         count = shape[axis]
         values = self.draw.integers(-127, 128, shape).astype(np.int8)
-        scales = self.draw.uniform(0.002, 0.02, 1 if alone else count).astype(np.float32)
+        scales = (self.draw.uniform(0.3, 1.7, 1 if alone else count) / (100 * taps**0.5)).astype(np.float32)
         w = self.net.constant(values, scales=tuple(float(s) for s in scales), axis=axis)
         bias = self.draw.integers(-2000, 2000, count).astype(np.int32)
         units = tuple(float(s) * self.scale() for s in scales)

@@ -59,7 +59,7 @@ def compile_command(
         typer.Argument(
             metavar="FILE.py:FUNCTION",
             help="A function that returns (model, inputs, optimizer); with --infer (model, inputs), with "
-            "--integer (model, inputs, samples). With --infer also a net in ONNX, or in int8 of TensorFlow Lite.",
+            "--integer (model, inputs, samples). With --infer also net.onnx, or net.tflite in int8.",
         ),
     ],
     ram: Annotated[str, typer.Option(help="All RAM of the step, stack included, such as 240KiB.")],

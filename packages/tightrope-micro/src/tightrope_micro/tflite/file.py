@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tightrope.core import Bytes, TightropeError
 
-_MOST: Final[Bytes] = 256 << 20
+_MOST: Final[Bytes] = 64 << 20
 _MOST_PARTS: Final = 10_000
 _MOST_DIMENSIONS: Final = 8
 _MOST_ELEMENTS: Final = 1 << 28
@@ -130,7 +130,7 @@ def read_tflite(path: Path) -> TfliteFile:
     except _WRONG as error:
         words = " ".join(str(error).split())[:120]
         raise TightropeError(
-            f"{str(path)!r} is damaged: {type(error).__name__}, {words}. Convert the net anew."
+            f"{str(path)!r} is damaged or cut off: {words}. Convert the net anew."
         ) from error
 
 
@@ -207,7 +207,7 @@ def _tensor(one: Any, model: Any, dtypes: Mapping[int, str]) -> TfliteTensor:
     if data is not None and not trouble and dtype in ("int8", "uint8", "int32", "float32"):
         if data.size != prod(shape) * np.dtype(dtype).itemsize:
             raise ValueError(f"a tensor of {list(shape)} has {data.size} bytes")
-        data = np.frombuffer(data.tobytes(), np.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(shape)
+        data = data.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
     elif data is not None:
         trouble = trouble or f"is {dtype}"
     return TfliteTensor(dtype, shape, scales, zeros, axis, data, trouble)

@@ -28,7 +28,7 @@ def load_tflite(path: str | os.PathLike[str]) -> IntegerNet:
     """Read a net from a ``.tflite`` file.
 
     Args:
-        path: of at most 256 MiB, in int8, with one result; inputs and the result may be float32 or uint8
+        path: of at most 64 MiB, in int8, with one result; inputs and the result may be float32 or uint8
             behind QUANTIZE and before DEQUANTIZE. A batch that is not fixed becomes 1.
 
     Returns:

@@ -35,6 +35,16 @@ def half_away(value: float) -> int:
     return whole + (rest >= 0.5) - (rest <= -0.5)
 
 
+def single(value: float) -> float:
+    """Round to float32; what is too large becomes endless.
+
+    >>> single(0.1), single(1e300)
+    (0.10000000149011612, inf)
+    """
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
 def multiplier_of(ratio: float) -> tuple[int, int]:
     """Write a ratio as a multiplier of 31 bits and a shift to the left.
 
@@ -112,12 +122,10 @@ def nearest(ratio: float, most: int, low: int, high: int) -> Rescale | None:
 def softmax_powers(scale: float, beta: float) -> NDArray[np.int32]:
     """Powers in 31 bits, by how far a number is below the largest of its row; 0 behind the last.
 
-    Raises:
-        ValueError: the unit is too small.
+    >>> softmax_powers(0.1, 1.0)[:2].tolist()
+    [2147483647, 1943118116]
     """
     multiplier, shift = multiplier_of(min(beta * scale * 2**_FRACTION, _MOST))
-    if shift < 1 or multiplier == 0:
-        raise ValueError(f"a unit of {scale} is too small for a softmax")
     last = min(255, math.floor(31 * 2**_FRACTION / 2**shift))
     return np.array([_power(_high(-k * 2**shift, multiplier)) for k in range(last + 1)], np.int32)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tightrope.core import Argument, Items, View
 from tightrope_micro.names import DIMENSIONS
 from tightrope_micro.tflite.file import TfliteOp
-from tightrope_micro.tflite.rounding import mean_multiplier, nearest, softmax_powers, stays
+from tightrope_micro.tflite.rounding import mean_multiplier, nearest, single, softmax_powers, stays
 from tightrope_micro.tflite.writer import TfliteWriter
 
 _SAME, _VALID = 0, 1
@@ -70,11 +70,12 @@ def _weights(
     )
     if bias.size != count:
         w.refuse(f"has {bias.size} biases for {count} channels")
-    flat = values.reshape(count, -1).astype(np.int64)
+    flat = values.reshape(count, -1)
     unit, made = w.unit(op.reads[0]), w.unit(w.result(op))
     ratios = [float(unit.scale) * float(scale) / float(made.scale) for scale in one.scales]
     scaled = [w.scale(ratio) for ratio in ratios]
-    folded, sizes = bias - unit.zero * flat.sum(1), np.abs(flat).sum(1)
+    folded = bias - unit.zero * flat.sum(1, dtype=np.int64)
+    sizes = np.abs(flat, dtype=np.int16).sum(1, dtype=np.int64)
     partly = np.abs(folded) + 128 * sizes
     wholly = np.abs(bias) + sizes * max(127 - unit.zero, unit.zero + 128)
     for k in range(count):
@@ -173,11 +174,11 @@ def _pair(w: TfliteWriter, op: TfliteOp) -> tuple[tuple[View, View], tuple[int, 
 def _add(w: TfliteWriter, op: TfliteOp) -> None:
     values, shape, sizes = _pair(w, op)
     first, second, made = (w.unit(k) for k in (*op.reads, w.result(op)))
-    largest = float(2 * max(first.scale, second.scale))
+    largest = single(2 * float(max(first.scale, second.scale)))
     numbers: list[int] = []
     for unit in (first, second):
         numbers += [unit.zero, *w.scale(float(unit.scale) / largest)]
-    multiplier, shift = w.scale(largest / float(np.float32(2**20) * made.scale))
+    multiplier, shift = w.scale(largest / single(2**20 * float(made.scale)))
     if shift > 0:
         w.refuse("has a result whose unit is far smaller than those of its inputs")
     w.make(op, "t_add", [*values, *sizes, *numbers, made.zero, multiplier, shift, *w.limits(op)], shape)
@@ -186,7 +187,7 @@ def _add(w: TfliteWriter, op: TfliteOp) -> None:
 def _mul(w: TfliteWriter, op: TfliteOp) -> None:
     values, shape, sizes = _pair(w, op)
     first, second, made = (w.unit(k) for k in (*op.reads, w.result(op)))
-    scaled = w.scale(float(first.scale * second.scale / made.scale))
+    scaled = w.scale(single(single(float(first.scale) * float(second.scale)) / float(made.scale)))
     if not stays(_REACH**2, *scaled):
         w.refuse("has a result whose unit is far smaller than those of its inputs")
     numbers = [first.zero, second.zero, made.zero, *scaled, *w.limits(op)]
@@ -197,10 +198,10 @@ def _softmax(w: TfliteWriter, op: TfliteOp) -> None:
     x, unit, made = w.view(op.reads[0]), w.unit(op.reads[0]), w.unit(w.result(op))
     if made.zero != -128 or abs(float(made.scale) * 256 - 1) > 0.001 or not 1 <= x.shape[-1] < 4096:
         w.refuse(f"has rows of {x.shape[-1]}, or a result that is not in units of 1/256 from -128 on")
-    try:
-        powers = softmax_powers(float(unit.scale), float(op.options["Beta"]))
-    except (OverflowError, ValueError) as error:
-        w.refuse(f"has {error}")
+    beta = float(op.options["Beta"])
+    if not 2**-26 < beta * float(unit.scale) < np.inf:
+        w.refuse(f"multiplies scores by {beta:.3g}, in a unit of {unit.scale:.3g}")
+    powers = softmax_powers(float(unit.scale), beta)
     w.make(op, "t_softmax", [x, w.flash.put(powers), x.shape[-1], len(powers) - 1], x.shape)
 
 
@@ -272,7 +273,7 @@ def _rescale(w: TfliteWriter, op: TfliteOp) -> None:
     unit = w.unit(op.reads[0], _EDGES)
     ratio = float(unit.scale) / float(target.scale)
     if op.kind != "QUANTIZE":  # which the reference computes in float32
-        ratio = float(unit.scale / target.scale)
+        ratio = single(ratio)
     scaled = w.scale(ratio)
     if not stays(_REACH, *scaled):
         w.refuse(f"multiplies by {ratio:.3g}, which is too large")

@@ -11,7 +11,7 @@ from tightrope.core import Argument, Graph, Kind, Op, UnsupportedOpError, View
 from tightrope_micro.constants import Constants
 from tightrope_micro.integer.quantize import Format
 from tightrope_micro.tflite.file import TfliteFile, TfliteOp, TfliteTensor
-from tightrope_micro.tflite.rounding import half_away, multiplier_of
+from tightrope_micro.tflite.rounding import half_away, multiplier_of, single
 from tightrope_micro.translator import Translator, contiguous
 
 WHOLE: Final = ("int8",)
@@ -167,7 +167,7 @@ class TfliteWriter:
         """A real number in a unit."""
         if value is None:
             return otherwise
-        found = float(np.float32(value) / unit.scale)
+        found = single(value / float(unit.scale))
         if abs(found) >= 2**31:
             self.refuse(f"has a unit of {unit.scale}, which is too small")
         return half_away(found) + unit.zero
@@ -178,10 +178,9 @@ class TfliteWriter:
         Raises:
             UnsupportedOpError: it is too large.
         """
-        multiplier, shift = multiplier_of(ratio)
-        if shift > 30:
+        if not ratio < 2**30:
             self.refuse(f"multiplies by {ratio:.3g}, which is too large")
-        return multiplier, shift
+        return multiplier_of(ratio)
 
     def format(self, number: int) -> Format:
         """How a tensor that goes in or comes out is held."""
