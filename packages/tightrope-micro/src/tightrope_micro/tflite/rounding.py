@@ -76,7 +76,7 @@ def stays(most: int, multiplier: int, shift: int) -> bool:
     return most <= _MOST and (most * multiplier >> 31) + (1 << -shift >> 1) < _MOST - 256
 
 
-class Rescale(NamedTuple):
+class ShiftedProduct(NamedTuple):
     """A product of a sum that is shifted: (sum * multiplier + start) >> shift."""
 
     multiplier: int
@@ -84,7 +84,7 @@ class Rescale(NamedTuple):
     start: int
 
 
-def nearest(ratio: float, most: int, low: int, high: int) -> Rescale | None:
+def nearest(ratio: float, most: int, low: int, high: int) -> ShiftedProduct | None:
     """Write a product in float64 that is rounded to the nearest whole number, halves away from zero.
 
     Args:
@@ -115,7 +115,7 @@ def nearest(ratio: float, most: int, low: int, high: int) -> Rescale | None:
         )
         if least <= largest and 0 <= multiplier < _ONE:
             half = 1 << shift >> 1
-            return Rescale(multiplier, shift, half if least <= half <= largest else (least + largest) // 2)
+            return ShiftedProduct(multiplier, shift, half if least <= half <= largest else (least + largest) // 2)
     return None
 
 
