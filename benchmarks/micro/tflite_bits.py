@@ -49,8 +49,9 @@ def m5_tflite(console: Console, peer: str, folder: Path | None, seeds: int) -> l
     whole = [_compared(console, name, content, peer, _INPUTS) for name, content in _files(folder)]
     for name, net in NETS.items():
         whole.append(_compared(console, name, net(0).content(), peer, _INPUTS))
-    for words in [one for one in whole if one]:
-        rows.append(Row("M5", f"{words[0]}: bits of the reference kernels", words[1], words[2]))
+    for found in whole:
+        if found is not None:
+            rows.append(Row("M5", f"{found[0]}: bits of the reference kernels", *found[1:]))
     small = [_compared(console, name, make(1).content(), peer, _INPUTS) for name, make in SINGLE.items()]
     small += [
         _compared(console, f"drawn {seed}", drawn(seed).content(), peer, _INPUTS) for seed in range(seeds)

@@ -315,8 +315,8 @@ def drawn(seed: int) -> WrittenNet:
         (1, int(draw.integers(5, 12)), int(draw.integers(5, 12)), int(draw.integers(1, 9))), seed + 1
     )
     for _ in range(int(draw.integers(2, 6))):
-        size = tuple(int(k) for k in draw.integers(1, 4, 2))
-        stride = tuple(int(k) for k in draw.integers(1, 3, 2))
+        size = (int(draw.integers(1, 4)), int(draw.integers(1, 4)))
+        stride = (int(draw.integers(1, 3)), int(draw.integers(1, 3)))
         start, kind = net.at, int(draw.integers(9))
         activation = int(draw.integers(4))
         if kind == 0:

@@ -28,26 +28,52 @@ static inline int32_t tr_scale(int32_t x, int32_t m, int shift)
     return shift > 0 ? tr_high(x * (1 << shift), m) : tr_divide(tr_high(x, m), -shift);
 }
 
-/* Where sums go: 8 bits, `step` apart. Multipliers and shifts are of every channel, or one of all; with starts, of
+/* Where sums go: 8 bits, or as they are. Multipliers and shifts are of every channel, or one of all; with starts, of
    64 bits in two words, products are not rounded before they are shifted. */
 typedef struct {
     const int32_t *b, *m, *starts;
     const int8_t *shifts;
     int8_t *y;
-    int each, step, zero, low, high;
+    int32_t *sums;
+    int each, zero, low, high;
 } tr_results;
 
 static inline void tr_put(const tr_results *r, int at, int channel, int32_t sum)
 {
     const int k = r->each ? channel : 0;
     int32_t value;
+    if (r->sums) {
+        r->sums[at] = sum;
+        return;
+    }
     if (r->starts) {
         const int64_t start = (int64_t)((uint64_t)(uint32_t)r->starts[2 * k + 1] << 32 | (uint32_t)r->starts[2 * k]);
         value = (int32_t)(((int64_t)sum * r->m[k] + start) >> r->shifts[k]);
     } else {
         value = tr_scale(sum, r->m[k], r->shifts[k]);
     }
-    r->y[at * r->step] = (int8_t)tr_clamp(value + r->zero, r->low, r->high);
+    r->y[at] = (int8_t)tr_clamp(value + r->zero, r->low, r->high);
+}
+
+/* Sums of some channels of some pixels, whose results lie `apart`: a function of its own has all registers for it. */
+TR_ALONE void tr_put_all(const tr_results *r, int at, int channel, int channels, int pixels, int apart,
+                         const int32_t *s)
+{
+    const int32_t zero = r->zero, low = r->low, high = r->high;
+    for (int c = 0; c < channels; c++) {
+        int8_t *y = r->y + at + c;
+        const int k = r->each ? channel + c : 0, shift = r->shifts[k];
+        const int32_t m = r->m[k], half = shift < 0 ? 1 << (-shift - 1) : 0;
+        const int32_t *sum = s + c, *end = sum + pixels * channels;
+        if (shift < 0)
+            for (; sum != end; sum += channels, y += apart) {
+                const int32_t high_word = tr_high(*sum, m);
+                *y = (int8_t)tr_clamp(((high_word + half + (high_word >> 31)) >> -shift) + zero, low, high);
+            }
+        else
+            for (; sum != end; sum += channels, y += apart)
+                *y = (int8_t)tr_clamp(tr_scale(*sum, m, shift) + zero, low, high);
+    }
 }
 
 /* A window on a map with channels last: `size` of `ci` channels at each tap, `zero` outside of the map. */

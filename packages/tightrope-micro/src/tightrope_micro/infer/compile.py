@@ -95,7 +95,8 @@ def as_numbers(value: torch.Tensor, form: NumberFormat) -> NDArray[Any]:
     if form.dtype == "float32":
         return array
     limits = np.iinfo(np.dtype(form.dtype))
-    return np.clip(np.rint(array / form.scale) + form.zero, limits.min, limits.max).astype(form.dtype)
+    whole: NDArray[Any] = np.clip(np.rint(array / form.scale) + form.zero, limits.min, limits.max)
+    return whole.astype(form.dtype)
 
 
 def compile_net(

@@ -128,7 +128,8 @@ def _windows_with_channels_last(op: Op) -> Bytes:
         whole = height * width == 1 and not any(whole_numbers(padding))
         return 0 if whole else 2 * height * width * channels[0]
     row = (op.results[0].view.shape[2] - 1) * whole_numbers(strides)[1] + width
-    return 0 if max(whole_numbers(dilation)) > 1 else height * ((row + 3) // 4 * 4 + 8)
+    made = op.results[0].view.shape[2]
+    return 0 if max(whole_numbers(dilation)) > 1 else height * ((row + 3) // 4 * 4 + 8) + 4 * made
 
 
 def softmax_forms(scale: float, length: int) -> _Made:

@@ -115,7 +115,9 @@ def nearest(ratio: float, most: int, low: int, high: int) -> ShiftedProduct | No
         )
         if least <= largest and 0 <= multiplier < _ONE:
             half = 1 << shift >> 1
-            return ShiftedProduct(multiplier, shift, half if least <= half <= largest else (least + largest) // 2)
+            return ShiftedProduct(
+                multiplier, shift, half if least <= half <= largest else (least + largest) // 2
+            )
     return None
 
 

@@ -3,7 +3,7 @@ void k_t_conv2d(const int8_t *x, const int8_t *w, const int32_t *b, const int32_
                 int n, int h, int wi, int ci, int oh, int ow, int co, int kh, int kw, int sh, int sw, int dh, int dw,
                 int ph, int pw, int each, int zx, int zy, int low, int high)
 {
-    const tr_results r = {b, m, 0, shifts, y, each, 1, zy, low, high};
+    const tr_results r = {b, m, 0, shifts, y, 0, each, zy, low, high};
     const tr_window_shape c = {h, wi, ci, kh, kw, dh, dw, ci, zx};
     const int taps = kh * kw * ci, all = oh * ow, whole = kh * kw == 1 && ph + pw == 0;
     const int fits = whole ? 2 : taps <= TR_COLUMNS / 2 ? 2 : taps <= TR_COLUMNS;
@@ -24,20 +24,19 @@ void k_t_conv2d(const int8_t *x, const int8_t *w, const int32_t *b, const int32_
                 for (; o + 2 <= co; o += 2, f += 2 * taps) {
                     int32_t s[4] = {b[o], b[o + 1], b[o], b[o + 1]};
                     tr_dots_2x2(from[0], from[1], f, f + taps, taps, s);
-                    for (int k = 0; k < 4; k++)
-                        tr_put(&r, to + o + (k & 1) + (k >> 1) * co, o + (k & 1), s[k]);
+                    tr_put_all(&r, to + o, o, 2, 2, co, s);
                 }
             for (; fits && o + 4 <= co && pixels == 1; o += 4, f += 4 * taps) {
                 int32_t s[4] = {b[o], b[o + 1], b[o + 2], b[o + 3]};
                 tr_dots_1x4(from[0], f, taps, taps, s);
-                for (int k = 0; k < 4; k++)
-                    tr_put(&r, to + o + k, o + k, s[k]);
+                tr_put_all(&r, to + o, o, 4, 1, 0, s);
             }
             for (; o < co; o++, f += taps)
-                for (int p = 0; p < pixels; p++)
-                    tr_put(&r, to + o + p * co, o,
-                           fits ? tr_dot8(from[p], f, b[o], taps)
-                                : tr_patch_sum(x, f, b[o], &c, at / ow * sh - ph, at % ow * sw - pw));
+                for (int p = 0; p < pixels; p++) {
+                    const int32_t sum = fits ? tr_dot8(from[p], f, b[o], taps)
+                                             : tr_patch_sum(x, f, b[o], &c, at / ow * sh - ph, at % ow * sw - pw);
+                    tr_put_all(&r, to + o + p * co, o, 1, 1, 0, &sum);
+                }
             to += pixels * co;
         }
 }
