@@ -19,7 +19,8 @@ from tightrope.cli.machines import find_machine
 from tightrope.core import Bytes, InfeasibleError
 from tightrope_micro import run_on_host
 from tightrope_micro.infer import CompiledNet, FloatNet, capture_net, compile_net, ranges_of
-from tightrope_micro.integer.quantize import IntegerNet, quantize
+from tightrope_micro.integer.net import IntegerNet
+from tightrope_micro.integer.quantize import quantize
 
 _PLANNED, _EQUAL, _CLOSE = 196_608, 1e-5, 0.05
 _STEP: Bytes = 1024

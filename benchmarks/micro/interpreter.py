@@ -32,7 +32,8 @@ from tightrope_micro import run_on_board
 from tightrope_micro.emit import resource
 from tightrope_micro.emulate import CORES, INSTRUCTIONS_PER_TICK
 from tightrope_micro.infer import CompiledNet, capture_net, compile_net, ranges_of
-from tightrope_micro.integer.quantize import IntegerNet, quantize
+from tightrope_micro.integer.net import IntegerNet
+from tightrope_micro.integer.quantize import quantize
 from tightrope_micro.planning import num_macs
 from tightrope_micro.translator import whole_numbers
 

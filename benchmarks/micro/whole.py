@@ -26,9 +26,10 @@ from tightrope_micro.disassembly import float_use
 from tightrope_micro.emulate import missing_tools
 from tightrope_micro.infer import FloatNet, capture_net, compile_net, ranges_of
 from tightrope_micro.integer.kernels import i_exp_softmax, plain_layer_norm
+from tightrope_micro.integer.net import IntegerNet
 from tightrope_micro.integer.net_proof import prove_net
 from tightrope_micro.integer.net_reference import NetEvaluator
-from tightrope_micro.integer.quantize import IntegerNet, quantize
+from tightrope_micro.integer.quantize import quantize
 
 _RAM, _CLOSE, _LOST, _NUM_EXACT = 65_536, 0.5, 50.0, 20
 _SANITIZER = ("-fsanitize=undefined", "-fno-sanitize-recover")

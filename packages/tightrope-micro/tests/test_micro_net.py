@@ -34,9 +34,10 @@ from tightrope_micro.infer.bands import banded_forms
 from tightrope_micro.integer.epilogue import requantized, requantizing, rescale
 from tightrope_micro.integer.evaluate import evaluate
 from tightrope_micro.integer.kernels import i_exp_softmax, plain_layer_norm
+from tightrope_micro.integer.net import IntegerNet
 from tightrope_micro.integer.net_proof import prove_net
 from tightrope_micro.integer.net_reference import NetEvaluator
-from tightrope_micro.integer.quantize import IntegerNet, quantize
+from tightrope_micro.integer.quantize import quantize
 
 needs_cc = pytest.mark.skipif(c_compiler() is None, reason="no C compiler (cc, gcc or clang) is installed")
 needs_board = pytest.mark.skipif(bool(missing_tools()), reason=missing_tools())

@@ -1,5 +1,6 @@
 """Nets of TensorFlow Lite in int8: the C has the bits of the reference; other files are refused."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -111,6 +112,10 @@ def test_padding_goes_into_the_convolution_that_alone_reads_it(tmp_path: Path) -
     assert [op.target for op in made.net.graph.ops] == ["micro.t_conv2d"]
     both = Layers((1, 6, 6, 3), 1).pad(ends).conv(4, (3, 3), padding=SAME).done()
     assert [op.target for op in compiled(both, tmp_path).net.graph.ops] == ["micro.t_pad", "micro.t_conv2d"]
+
+
+def test_it_is_imported_alone() -> None:
+    subprocess.run([sys.executable, "-c", "import tightrope_micro.tflite"], check=True)
 
 
 def test_real_numbers_go_in_and_come_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tightrope_micro.commands import sensor
 if TYPE_CHECKING:
     from tightrope_micro import CompiledStep, Profile
     from tightrope_micro.infer import CompiledNet, FloatNet
-    from tightrope_micro.integer.quantize import IntegerNet
+    from tightrope_micro.integer.net import IntegerNet
     from tightrope_micro.paging.economy import Economy
 
 _COMPILE = """\b

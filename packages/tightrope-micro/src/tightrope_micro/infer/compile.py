@@ -23,8 +23,8 @@ from tightrope_micro.emit import CSource, emit
 from tightrope_micro.infer.bands import BandedGraph, banded_forms
 from tightrope_micro.infer.capture import FloatNet
 from tightrope_micro.integer.forms import rows_on_stack, windows_on_stack
+from tightrope_micro.integer.net import Format, IntegerNet
 from tightrope_micro.integer.net_proof import prove_net
-from tightrope_micro.integer.quantize import Format, IntegerNet
 from tightrope_micro.net_text import NetText
 from tightrope_micro.paging.economy import Economy
 from tightrope_micro.paging.resident import floor_bytes

@@ -13,8 +13,8 @@ Gaps        Symmetric units; attention without a mask; epsilon of a layer norm i
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, NoReturn
+from dataclasses import replace
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from tightrope_micro.integer.demands import Demands, demands_of
 from tightrope_micro.integer.epilogue import LIMITS, MOST_PRE, rescale
 from tightrope_micro.integer.forms import KernelForms, RowKernel, form_of
 from tightrope_micro.integer.misfits import refuse_endless, refuse_far_off
+from tightrope_micro.integer.net import Format, IntegerNet
 from tightrope_micro.integer.net_proof import prove_net
 from tightrope_micro.integer.program import RowKind, RowProgram
 from tightrope_micro.names import BLENDS, REDUCTIONS
@@ -49,37 +50,6 @@ NARROW, WIDE = "int8", "int16"
 _LARGEST_BIAS: Final = 2.0**24
 _SHARE: Final = {NARROW: 2 / 255, WIDE: 1 / (255 * 128)}
 """Units of a softmax: of its 8 bits without a sign."""
-
-
-class Format(NamedTuple):
-    """How a value is held: a real number is ``scale`` times the whole one less ``zero``."""
-
-    dtype: str
-    scale: float
-    zero: int = 0
-
-
-@dataclass(frozen=True)
-class IntegerNet:
-    """A forward in integers.
-
-    Attributes:
-        graph: one part, of ops ``micro.q_...`` and of copies.
-        constants: weights, multipliers and tables.
-        programs: kernels that are written for this net: softmax, layer norms and GELUs without a table.
-        inputs: formats of the inputs, in the order of the call.
-        output: format of the result.
-        formats: of every storage.
-        forms: op with more than one form of kernel -> the form that it has.
-    """
-
-    graph: Graph
-    constants: Constants
-    programs: tuple[RowKernel, ...]
-    inputs: tuple[Format, ...]
-    output: Format
-    formats: Mapping[StorageId, Format] = field(default_factory=dict)
-    forms: Mapping[str, KernelForm] = field(default_factory=dict)
 
 
 def quantize(

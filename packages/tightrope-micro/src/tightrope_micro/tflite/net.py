@@ -18,7 +18,7 @@ import numpy as np
 from tightrope.core import Graph, Kind, Storage, TightropeError, UnsupportedOpError
 from tightrope.core.values import CONSTANTS, EMPTY, Part
 from tightrope.lower import with_writes
-from tightrope_micro.integer.quantize import IntegerNet
+from tightrope_micro.integer.net import IntegerNet
 from tightrope_micro.tflite.file import TfliteFile, TfliteOp, read_tflite
 from tightrope_micro.tflite.rules import TFLITE_RULES
 from tightrope_micro.tflite.writer import FoldedPad, TfliteWriter

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tightrope.core import Argument, Graph, Kind, Op, UnsupportedOpError, View
 from tightrope_micro.constants import Constants
-from tightrope_micro.integer.quantize import Format
+from tightrope_micro.integer.net import Format
 from tightrope_micro.tflite.file import TfliteFile, TfliteOp, TfliteTensor
 from tightrope_micro.tflite.rounding import half_away, multiplier_of, single
 from tightrope_micro.translator import Translator, contiguous
@@ -66,7 +66,7 @@ class TfliteWriter:
 
     def at(self, number: int, kind: str) -> None:
         """Say which op is written from here on."""
-        self.t.here = Op(number, f"op_{number}", kind, module=f"op {number} of {self.name!r}")
+        self.t.here = Op(number, f"op_{number}", kind, module=f"op {number}")
 
     def give(self, position: int, number: int) -> None:
         """Add an input."""
@@ -87,7 +87,10 @@ class TfliteWriter:
         if one.trouble:
             self.refuse(f"has a tensor that {one.trouble}")
         if one.dtype not in dtypes:
-            self.refuse(f"has a tensor of {one.dtype} where {' or '.join(dtypes)} is expected")
+            self.refuse(
+                f"has a tensor of {one.dtype} where {' or '.join(dtypes)} is expected",
+                "Quantize all of the net to int8.",
+            )
         return one
 
     def unit(self, number: int, dtypes: Sequence[str] = WHOLE) -> TfliteUnit:
@@ -190,7 +193,7 @@ class TfliteWriter:
         unit = self.unit(number, (one.dtype,))
         return Format(one.dtype, float(unit.scale), unit.zero)
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, why: str, way: str = "Convert the net without it.") -> NoReturn:
         """Refuse the op that is written.
 
         Raises:
@@ -198,4 +201,4 @@ class TfliteWriter:
         """
         assert self.t.here is not None
         who = self.t.here.describe()
-        raise UnsupportedOpError(f"{who} {why}. Convert the net without it.", op=who)
+        raise UnsupportedOpError(f"{who} of {self.name!r} {why}. {way}", op=who)
