@@ -114,6 +114,23 @@ def test_padding_goes_into_the_convolution_that_alone_reads_it(tmp_path: Path) -
     assert [op.target for op in compiled(both, tmp_path).net.graph.ops] == ["micro.t_pad", "micro.t_conv2d"]
 
 
+@needs_cc
+def test_what_dies_is_written_over_and_pages_change_no_bit(tmp_path: Path) -> None:
+    net = Layers((1, 8, 8, 8), 3).conv(8, (3, 3))
+    start = net.at
+    whole = net.conv(8, (3, 3)).conv(8, (3, 3)).pair("ADD", start).rescale("RELU").flat().softmax().done()
+    arenas = []
+    for ram in (8000, 3600):
+        (tmp_path / str(ram)).mkdir()
+        made, _ = check_bits(whole, tmp_path / str(ram), 3, ram=ram)
+        arenas.append((made.manifest.arena, made.manifest.pages.pages_out))
+        over = [run.target for run in made.planned.executable.runs() if run.target.endswith(".over")]
+        assert {"micro.t_add.over", "micro.t_rescale.over", "micro.t_softmax.over"} <= set(over)
+    assert arenas[0] == (3 * 512, 0)
+    assert arenas[1][0] < arenas[0][0]
+    assert arenas[1][1] == 1
+
+
 def test_it_is_imported_alone() -> None:
     subprocess.run([sys.executable, "-c", "import tightrope_micro.tflite"], check=True)
 

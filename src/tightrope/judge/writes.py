@@ -64,6 +64,10 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
             ("relu_backward", 2),
             ("softmax", 1),
             ("signs_backward", 1),
+            ("t_add", 2),
+            ("t_mul", 2),
+            ("t_rescale", 1),
+            ("t_softmax", 1),
         )
     },
 }

@@ -70,11 +70,12 @@ def _c_forms() -> dict[str, Form]:
         "add_rows", "batch_norm", "conv2d_add", "curve", "dropout_backward", "gelu", "layer_norm",
         "linear_add", "log_softmax", "log_softmax_backward", "q_add_rows", "q_conv2d_add", "q_gelu",
         "q_linear_add", "q_relu_int16", "q_relu_int8", "q_table", "relu", "signs_backward", "softmax",
+        "t_rescale", "t_softmax",
     ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0,))
     for name in (
         "add", "batch_norm_input", "blend", "curve_backward", "gelu_backward", "layer_norm_input", "q_add",
-        "relu_backward",
+        "relu_backward", "t_add", "t_mul",
     ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0, 1))
     return forms
