@@ -72,6 +72,7 @@ _QUESTIONS = {
     "paging": paging.run,
     "micro": _of_plugin("micro"),
     "micro_workflow": _of_plugin("micro", "workflow"),
+    "assign": _of_plugin("assign"),
     "compress": _of_plugin("compress"),
     "fabric": _of_plugin("fabric"),
     "evict": _of_plugin("evict"),

@@ -80,7 +80,7 @@ KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(
         ("plan", "forecast", "against", "also", "file", "profile", "table", "run", "test", "forest"), "file"
     ),
-    **dict.fromkeys(("files", "paths", "data", "lock", "update", "key_file"), "file"),
+    **dict.fromkeys(("files", "paths", "data", "lock", "update", "key_file", "cluster", "replaces"), "file"),
     **dict.fromkeys(("target", "model"), "target"),
     **dict.fromkeys(("save", "size", "bytes_limit", "capacity", "arena", "page_rate"), "bytes"),
     **dict.fromkeys(("ram", "rom", "flash", "stack", "wire_limit"), "bytes"),
@@ -88,7 +88,7 @@ KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(("snapshot", "torchtitan"), "output"),
     **dict.fromkeys(("planner", "order", "net", "optimizer", "mode", "rule", "predict", "policy"), "word"),
     **dict.fromkeys(("rules", "scenario", "objective", "core", "block", "filter", "split", "loss"), "word"),
-    **dict.fromkeys(("protection", "largest", "weight", "study", "precision"), "word"),
+    **dict.fromkeys(("method", "without", "protection", "largest", "weight", "study", "precision"), "word"),
     **dict.fromkeys(("batch", "seq", "ranges"), "numbers"),
     **dict.fromkeys(("seconds", "noise_sd", "prior_sd", "tolerance", "confidence", "pause"), "float"),
     **dict.fromkeys(("hours", "hours_limit", "joules_limit", "able_limit", "error_limit"), "float"),
@@ -120,6 +120,7 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
     ("estimate", "machines"): "flag",
     ("streams", "machine"): "word",
     ("jobs", "capacity"): "numbers",
+    ("place-tasks", "policy"): "file",
     ("micro compile", "output"): "folder",
     ("micro dsp", "output"): "folder",
     ("micro tune", "output"): "folder",
@@ -127,7 +128,7 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
 }
 FINE: Final = {
     ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
-    ("select", "study", ""),
+    ("select", "study", ""), ("place-tasks", "without", ""),
 }  # fmt: skip
 
 

@@ -49,6 +49,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "micro profile": {"folder": "@dsp"},
     "micro tune": {"data": "@data.npz", "output": "@new"},
     "place": {"file": "@buffers.csv", "capacity": "1MiB"},
+    "place-tasks": {"graph": "@tasks.json", "cluster": "@devices.toml"},
     "plan": {"graph": "@step.graph.json", "budget": "8GiB"},
     "predict": {"forest": "@forest.json", "table": "@trees.csv"},
     "ranks": {"target": "@layers.py:build", "ranks": "2", "machine": "@cluster.toml"},
@@ -70,6 +71,8 @@ TABLES: Final = {
     "values.csv": "candidate,value\na,1\na,1.1\nb,2\nb,2.1\n",
     "fleet.toml": '[[kinds]]\nname="p"\nshare=1\nbytes=100000000\nms_per_sample=20\njoules_per_sample=0.05\n'
     "down=1e6\nup=5e5\navailable=0.5\n",
+    "tasks.json": '{"schema": 1, "tasks": [{"name": "a", "work": 5}, {"name": "b", "work": 7}]}\n',
+    "devices.toml": 'devices = [{ name = "one" }]\n',
     "cluster.toml": 'name = "small"\ndevices = 4\nflops = { matmul = 1e12 }\n'
     'tiers = [{ name = "hbm", bytes = 1073741824 }]\n'
     'links = [{ name = "ethernet", latency = 1e-5, bandwidth = 1e9 }]\n',

@@ -1,0 +1,1 @@
+"""What goes where: tasks and embedding tables over devices with limits and links."""

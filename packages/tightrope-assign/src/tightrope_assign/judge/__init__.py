@@ -1,0 +1,1 @@
+"""One judge for every kind of plan; it shares no code with planners."""
