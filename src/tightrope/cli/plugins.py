@@ -47,7 +47,7 @@ KNOWN: Final = {
     "lock": PluginCommand("verify", "Write down what an environment holds."),
     "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),
     "place": PluginCommand("planners", "Place the buffers of a file at addresses."),
-    "place-tasks": PluginCommand("assign", "Place tasks that wait for each other on devices."),
+    "place-tasks": PluginCommand("assign", "Place tasks that wait for each other."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),
     "ranks": PluginCommand("ranks", "Forecast a training step on many ranks."),
     "record": PluginCommand("trace", "Run a training step and record it."),

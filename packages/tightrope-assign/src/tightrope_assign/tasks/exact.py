@@ -127,7 +127,7 @@ def _delay(
     target: tuple[dict[int, int], int],
     edge: int,
 ) -> None:
-    """Let a reader start behind its message: ``end[u] + travel <= start[v]`` where both devices are chosen."""
+    """Let a reader start behind its message: ``end[u] + travel <= start[v]`` where both are chosen."""
     (senders, ends), (readers, begins) = source, target
     travel = problem.travel[edge]
     program.at_most((ends, 0), (begins, 0))
