@@ -40,7 +40,8 @@ def test_a_plan_is_printed_written_and_judged(folder: Path, capsys: pytest.Captu
     assert said["plan"] == json.loads((folder / "plan.json").read_text())
     assert said["plan"]["makespan"] == 20 == said["plan"]["lower_bound"]
     assert [row["bytes"] for row in said["devices"]] == [100, 50]
-    assert run("--method", "heft") == 0
+    assert run("--method", "heft", "--page", "plan.html") == 0
+    assert "Devices over time" in (folder / "plan.html").read_text()
     assert "3 tasks on 2 devices by heft: 20 ns; no plan ends before 20 ns" in capsys.readouterr().out
 
 

@@ -80,6 +80,28 @@ def test_a_policy_keeps_bytes_and_is_never_worse_than_its_start() -> None:
         assert makespan(case, found, starts) <= before
 
 
+def test_a_policy_follows_a_cluster_that_changes() -> None:
+    """Ten devices leave or join; n / 2 moves each stay within 3 % of HEFT anew, in the mean."""
+    graph = made_up_graph(24, seed=9)
+    policy, ratios = load_policy(), []
+    cluster = made_up_cluster(14, seed=9, support=0.4)
+    where = dict.fromkeys((task.name for task in graph.tasks), "")
+    for event in range(10):
+        if event % 2:
+            joined = made_up_cluster(14, seed=9, support=0.4)
+        else:
+            joined = cluster.without([cluster.names[event]])
+        case = task_problem(graph, joined)
+        names = {name: at for at, name in enumerate(joined.names)}
+        kept = [names.get(where[task.name], -1) for task in graph.tasks]
+        start = heft(case, kept)
+        found = run_policy(case, policy, start[0], steps=case.num_tasks // 2, seed=event)
+        best = min(start, found, key=lambda pair: makespan(case, *pair))
+        ratios.append(makespan(case, *best) / makespan(case, *heft(case)))
+        where = {task.name: joined.names[host] for task, host in zip(graph.tasks, best[0], strict=True)}
+    assert sum(ratios) / len(ratios) <= 1.03
+
+
 def test_training_repeats_and_shortens_what_it_trains_on() -> None:
     options = TrainOptions(updates=3, batch=2, tasks=(6, 8), devices=(5, 6))
     one, two = train_policy(options), train_policy(options)

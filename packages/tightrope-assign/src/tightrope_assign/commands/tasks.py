@@ -14,7 +14,7 @@ from tightrope.core.writing import write_whole
 _EPILOG: Final = """\b
 Examples:
   tightrope place-tasks graph.json --cluster cluster.toml
-  tightrope place-tasks graph.json --cluster cluster.toml --method exact --seconds 20 -o plan.json
+  tightrope place-tasks graph.json --cluster cluster.toml --method exact -o plan.json --page plan.html
   tightrope place-tasks graph.json --cluster cluster.toml --replaces plan.json --without d3 --json"""
 
 
@@ -41,18 +41,20 @@ def place_tasks(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan here as JSON.")
     ] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a page with devices over time here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decide where and when each task runs, within the bytes of every device, and judge the plan.
 
     Exit code 0: every task has a place; 3: no assignment within the bytes was found; 2: error.
     """
-    check_outputs([output], [graph, cluster, policy, replaces])
+    check_outputs([output, page], [graph, cluster, policy, replaces])
     if policy is not None and method != "policy":
         raise TightropeError(f"--policy {str(policy)!r:.200} is read by --method policy only: give both.")
     from tightrope_assign.judge.tasks import check_task_plan
     from tightrope_assign.tasks import TaskOptions
     from tightrope_assign.tasks import place_tasks as place
+    from tightrope_assign.tasks.show import device_rows, task_page
     from tightrope_assign.values.cluster import read_cluster
     from tightrope_assign.values.files import read_value, write_value
     from tightrope_assign.values.tasks import TaskGraph, TaskPlan
@@ -72,41 +74,25 @@ def place_tasks(
     check_task_plan(tasks, left, plan, replaces=old)
     if output is not None:
         write_whole(output, write_value(plan))
+    if page is not None:
+        write_whole(page, task_page(tasks, left, plan))
     if json:
-        emit_json({"plan": plan, "gap": plan.gap, "devices": _devices(tasks, left, plan)})
+        emit_json({"plan": plan, "gap": plan.gap, "devices": device_rows(tasks, left, plan)})
     else:
-        _say(tasks, left, plan)
+        _say(plan, device_rows(tasks, left, plan))
 
 
-def _devices(graph: Any, cluster: Any, plan: Any) -> list[dict[str, Any]]:
-    """Tell what each device holds and how long it works."""
-    size = {task.name: task.bytes for task in graph.tasks}
-    rows = []
-    for device in cluster.devices:
-        mine = [one for one in plan.placed if one.device == device.name]
-        rows.append(
-            {
-                "device": device.name,
-                "tasks": [one.task for one in sorted(mine, key=lambda one: one.start)],
-                "bytes": sum(size[one.task] for one in mine),
-                "limit": device.bytes or None,
-                "busy_ns": sum(one.end - one.start for one in mine),
-            }
-        )
-    return rows
-
-
-def _say(graph: Any, cluster: Any, plan: Any) -> None:
+def _say(plan: Any, rows: list[dict[str, Any]]) -> None:
     show = console()
     best = "proved best by CP-SAT" if plan.proved else f"no plan ends before {format_time(plan.lower_bound)}"
     moved = f"; {format_bytes(plan.moved_bytes)} move" if plan.moved_bytes else ""
     show.print(
-        f"{len(graph.tasks)} tasks on {len(cluster.devices)} devices by {plan.planner}: "
+        f"{len(plan.placed)} tasks on {len(rows)} devices by {plan.planner}: "
         f"{format_time(plan.makespan)}; {best}{moved}; judged; seed {plan.seed}",
         markup=False,
         soft_wrap=True,
     )
-    for row in _devices(graph, cluster, plan):
+    for row in rows:
         limit = f" of {format_bytes(row['limit'])}" if row["limit"] else ""
         names = ", ".join(row["tasks"])
         show.print(

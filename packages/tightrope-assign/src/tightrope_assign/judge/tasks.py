@@ -121,7 +121,7 @@ def _load_bound(graph: TaskGraph, cluster: Cluster, plan: TaskPlan) -> Nanosecon
 
 
 def _path_bound(graph: TaskGraph, cluster: Cluster) -> Nanoseconds:
-    """Bound the makespan by chains of tasks, each of which has a device of its own choice per predecessor."""
+    """Bound the makespan by chains of tasks, where a task may choose its device anew for each reader."""
     table = link_table(cluster)
     num = len(cluster.devices)
     latency = np.array([[one.latency if one else 0.0 for one in row] for row in table])

@@ -48,7 +48,7 @@ def made_up_graph(num_tasks: int, *, seed: int = 0, bytes: int = 0, shape: float
 
 
 def made_up_cluster(num_devices: int, *, seed: int = 0, bytes: int = 0, support: float = 0.2) -> Cluster:
-    """Draw devices that each run some kinds of tasks at a rate of their own; every pair has its own link.
+    """Draw devices that each run some kinds of tasks at their rate. Every pair has its own link.
 
     Args:
         num_devices: devices.

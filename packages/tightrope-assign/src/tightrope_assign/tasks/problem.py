@@ -62,7 +62,7 @@ class TaskProblem:
         return left
 
     def placed(self, hosts: Sequence[int], starts: Sequence[Nanoseconds]) -> tuple[PlacedTask, ...]:
-        """Write hosts and starts by name."""
+        """Write hosts and starts with the names of tasks and devices."""
         names = self.cluster.names
         return tuple(
             PlacedTask(task.name, names[host], start, start + self.cost[at][host])

@@ -136,7 +136,7 @@ def _near(problem: TaskProblem, hosts: Sequence[int], task: int, others: Sequenc
 
 
 def _earlier(problem: TaskProblem, sequence: list[int], task: int, hosts: Sequence[int]) -> list[int]:
-    """Move a task in front of the one before it on its device, with all that it waits for in between."""
+    """Move a task, with what it waits for, to the front of the task before it on its device."""
     at = sequence.index(task)
     back = next((i for i in range(at - 1, -1, -1) if hosts[sequence[i]] == hosts[task]), None)
     if back is None:

@@ -62,7 +62,7 @@ def simulate(
 
 
 def in_sequence(problem: TaskProblem, hosts: Sequence[int], sequence: Sequence[int]) -> list[Nanoseconds]:
-    """Run tasks in a sequence in which each stands behind its parents, and return their starts."""
+    """Run tasks in a sequence, where each stands behind its parents, and return their starts."""
     ends = [0] * problem.num_tasks
     starts = [0] * problem.num_tasks
     free = [0] * problem.num_devices

@@ -121,7 +121,7 @@ def _among(pairs: Sequence[PairLink], left: Sequence[PlaceDevice]) -> tuple[Pair
 
 
 def link_table(cluster: Cluster) -> list[list[DeviceLink | None]]:
-    """List the link of every two devices; None on the diagonal and where there is no link."""
+    """List the link of every two devices; None on the diagonal and without a link."""
     num = len(cluster.devices)
     position = {name: at for at, name in enumerate(cluster.names)}
     table: list[list[DeviceLink | None]] = [[None] * num for _ in range(num)]

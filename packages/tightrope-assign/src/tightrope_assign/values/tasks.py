@@ -155,7 +155,7 @@ def _check_task(where: str, task: PlaceTask, cluster: Cluster) -> None:
 
 
 def find_cycle(graph: TaskGraph) -> list[str]:
-    """Find tasks that wait for each other; empty where there are none."""
+    """Find tasks that wait for each other; empty without a cycle."""
     waiting = {task.name: 0 for task in graph.tasks}
     after: dict[str, list[str]] = {task.name: [] for task in graph.tasks}
     before: dict[str, list[str]] = {task.name: [] for task in graph.tasks}

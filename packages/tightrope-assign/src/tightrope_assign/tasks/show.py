@@ -1,0 +1,71 @@
+"""A plan of tasks for people: devices over time, what each holds, who talks to whom."""
+
+from typing import Any
+
+from tightrope.core import format_bytes
+from tightrope.core.units import format_time
+from tightrope.draw import Bar, Lane, draw_lanes, work_page
+from tightrope_assign.values.cluster import Cluster
+from tightrope_assign.values.tasks import TaskGraph, TaskPlan
+
+
+def device_rows(graph: TaskGraph, cluster: Cluster, plan: TaskPlan) -> list[dict[str, Any]]:
+    """List what each device holds and how long it works."""
+    size = {task.name: task.bytes for task in graph.tasks}
+    rows = []
+    for device in cluster.devices:
+        mine = [one for one in plan.placed if one.device == device.name]
+        rows.append(
+            {
+                "device": device.name,
+                "tasks": [one.task for one in sorted(mine, key=lambda one: one.start)],
+                "bytes": sum(size[one.task] for one in mine),
+                "limit": device.bytes or None,
+                "busy_ns": sum(one.end - one.start for one in mine),
+            }
+        )
+    return rows
+
+
+def task_page(graph: TaskGraph, cluster: Cluster, plan: TaskPlan) -> str:
+    """Draw a page: a lane per device, then bytes per device, then bytes between devices."""
+    lanes = [
+        Lane(
+            name,
+            tuple(
+                Bar(
+                    one.start / 1e6,
+                    one.end / 1e6,
+                    one.task,
+                    f"{one.task}: {format_time(one.end - one.start)}",
+                )
+                for one in plan.placed
+                if one.device == name
+            ),
+        )
+        for name in cluster.names
+    ]
+    held = [
+        [
+            row["device"],
+            str(len(row["tasks"])),
+            format_time(row["busy_ns"]),
+            format_bytes(row["bytes"]),
+            format_bytes(row["limit"]) if row["limit"] else "-",
+        ]
+        for row in device_rows(graph, cluster, plan)
+    ]
+    where = {one.task: one.device for one in plan.placed}
+    sent: dict[tuple[str, str], list[int]] = {}
+    for edge in graph.edges:
+        if where[edge.source] != where[edge.target]:
+            sent.setdefault((where[edge.source], where[edge.target]), []).append(edge.bytes)
+    talks = [[a, b, str(len(sizes)), format_bytes(sum(sizes))] for (a, b), sizes in sorted(sent.items())]
+    return work_page(
+        f"{graph.name[:80]} on {cluster.name[:80]}",
+        [("Devices over time", draw_lanes(lanes, unit="ms", title=f"{graph.name} by {plan.planner}"))],
+        [
+            ("Devices", ("device", "tasks", "busy", "bytes", "limit"), held),
+            ("Messages", ("from", "to", "messages", "bytes"), talks),
+        ],
+    )
