@@ -59,10 +59,10 @@ class _Products:
 
     def own(self) -> None:
         """Run those of the library."""
-        hidden = functional.relu(spread(self.x, self.chosen, self.up, None, ROWS, False))
-        gather(hidden, self.chosen, self.gates, self.down, None, ROWS, False)
-        back, *_ = gather_backward(self.back, hidden, self.chosen, self.gates, self.down, None, ROWS, False)
-        spread_backward(back, self.x, self.chosen, self.up, ROWS, False, False)
+        hidden = functional.relu(spread(self.x, self.chosen, self.up, None, ROWS))
+        gather(hidden, self.chosen, self.gates, self.down, None, ROWS)
+        back, *_ = gather_backward(self.back, hidden, self.chosen, self.gates, self.down, None, ROWS)
+        spread_backward(back, self.x, self.chosen, self.up, None, ROWS)
 
     def dense(self) -> None:
         """Run one layer with as many operations."""

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import multiprocessing
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -41,10 +42,14 @@ def _rank(rank: int, what: Callable[..., Any], world: int, folder: str, argument
     dist.destroy_process_group()
 
 
+multiprocessing.set_forkserver_preload(["tightrope", "tightrope_experts.ranks.choose"])  # imported once
+
+
 def started(what: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
     """Run a function on ranks, and return what each returned."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (what, world, folder, arguments), nprocs=world)  # type: ignore[no-untyped-call]
+        given = (what, world, folder, arguments)
+        mp.start_processes(_rank, given, nprocs=world, start_method="forkserver")  # type: ignore[no-untyped-call]
         return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(world)]
 
 
@@ -105,7 +110,7 @@ def worst_difference(rank: int, world: int, experts: int, sending: list[Sending]
             if right.numel():
                 scale = max(1.0, right.abs().max().item())
                 worst = max(worst, (got - right).abs().max().item() / scale)
-        again += across.seen.again if across.seen else 0
+        again += int(across.seen.again.sum()) if across.seen else 0
     moved = places != [p.data_ptr() for p in across.parameters()]
     return [worst, float(moved), float(again)]
 
@@ -209,5 +214,5 @@ def adversarial(rank: int, world: int, budget: int, sending: Sending, steps: int
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            arrived.append(int(model.experts.seen.arrived.max()) if model.experts.seen else 0)
+            arrived.append(int(model.experts.seen.matrices.sum((0, 1)).max()) if model.experts.seen else 0)
     return {"losses": losses, "bytes": counter.bytes, "arrived": arrived}

@@ -33,9 +33,8 @@ def drawn(seed: int) -> Traffic:
     if draw.random() < 0.3:  # all at one expert
         counts[:, 1:] = 0
     most = draw.choice([10**6, ranks * layout.local + draw.randint(0, 20)])
-    return Traffic(
-        layout, draw.choice(layout.degrees[1:]), counts, draw.randint(1, 4), most, draw.randint(0, 60)
-    )
+    sending = Sending(draw.choice(layout.degrees), draw.randint(1, 4), most, draw.randint(0, 60))
+    return Traffic(layout, counts, sending)
 
 
 def sends_of(traffic: Traffic) -> list[list[list[list[int]]]]:
@@ -54,9 +53,9 @@ def judged(traffic: Traffic, sends: list[list[list[list[int]]]], keep: int | Non
     check_traffic(
         traffic.counts.tolist(),
         sends,
-        degree=traffic.degree,
-        most=traffic.most,
-        keep=traffic.keep if keep is None else keep,
+        degree=traffic.sending.degree,
+        most=traffic.sending.most,
+        keep=traffic.sending.keep if keep is None else keep,
         kept=traffic.kept.tolist(),
     )
 
@@ -93,7 +92,7 @@ def test_damaged_traffic_is_refused() -> None:
             rows.append(rows[0])
         elif kind == "elsewhere":
             damaged[at][a][(b + 1) % traffic.layout.ranks].append(rows.pop())
-            if traffic.layout.ranks == 1 or traffic.layout.copies(traffic.degree) > 1:
+            if traffic.layout.ranks == 1 or traffic.layout.copies(traffic.sending.degree) > 1:
                 continue  # the neighbour may be a copy of the expert
         elif kind == "no such row":
             rows[0] = -1
@@ -107,7 +106,7 @@ def test_damaged_traffic_is_refused() -> None:
 
 
 def test_a_round_above_the_limit_is_refused() -> None:
-    traffic = Traffic(ExpertLayout(2, 2), 1, np.array([[5, 1], [3, 0]]), 1, 100, 100)
+    traffic = Traffic(ExpertLayout(2, 2), np.array([[5, 1], [3, 0]]), Sending(most=100, keep=100))
     with pytest.raises(JudgeError, match="rank 0 receives 8 rows of at most 7"):
         check_traffic(
             traffic.counts.tolist(), sends_of(traffic), degree=1, most=7, keep=100, kept=traffic.kept.tolist()
@@ -122,9 +121,9 @@ def test_ranks_that_own_no_expert_are_refused(ranks: int, experts: int) -> None:
 
 def test_a_degree_that_there_is_not_and_a_round_that_is_too_small_are_refused() -> None:
     with pytest.raises(TightropeError, match="degree=3: 2 experts on 8 ranks have the degrees 0, 1, 2, 4"):
-        ExpertLayout(8, 2).check(3)
+        Traffic(ExpertLayout(8, 2), np.ones((8, 2), np.int64), Sending(3))
     with pytest.raises(TightropeError, match="most=3: a round has up to a row of each rank"):
-        _ = Traffic(ExpertLayout(4, 4), 1, np.full((4, 4), 9), 1, 3, 0).rounds
+        _ = Traffic(ExpertLayout(4, 4), np.full((4, 4), 9), Sending(most=3, keep=0)).rounds
     for wrong in ({"parts": 0}, {"most": 0}, {"keep": -1}, {"rows": 0}):
         with pytest.raises(TightropeError, match=next(iter(wrong))):
             Sending(**wrong)
@@ -161,7 +160,7 @@ def test_two_levels_deliver_equal_bits(ranks: int, node: int) -> None:
 
 def test_an_error_of_one_rank_is_raised_on_all() -> None:
     for rank, (nan, sending, after) in enumerate(started(refusals, 2)):
-        assert nan == "A gate is NaN or infinite, or an expert is unknown, on rank 1."
+        assert nan == "Rank 1 failed. A gate is NaN or infinite. Look at the router's inputs and weights."
         assert sending == "Settings differ between ranks. Give every rank the same."
         assert after == f"({(13, 40)[rank]}, 16)"
 

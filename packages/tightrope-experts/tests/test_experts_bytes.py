@@ -75,10 +75,10 @@ def test_no_routing_changes_what_an_op_allocates(rows: int) -> None:
         torch.full((num_tokens, 2), experts),
     ):
         allocator().begin_record()
-        hidden = spread(x, chosen, up, biases[0], rows, False)
-        out = gather(hidden, chosen, gates, down, biases[1], rows, False)
-        gather_backward(out, hidden, chosen, gates, down, biases[1], rows, False)
-        spread_backward(hidden, x, chosen, up, rows, False, True)
+        hidden = spread(x, chosen, up, biases[0], rows)
+        out = gather(hidden, chosen, gates, down, biases[1], rows)
+        gather_backward(out, hidden, chosen, gates, down, biases[1], rows)
+        spread_backward(hidden, x, chosen, up, biases[0], rows)
         found.append([one.bytes for one in allocator().end_record().events if one.kind == "alloc"])
         del hidden, out
     assert found[0] == found[1] == found[2]

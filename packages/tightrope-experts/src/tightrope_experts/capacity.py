@@ -42,9 +42,8 @@ def capacity_of(factor: float, num_tokens: int, num_experts: int, num_choices: i
 
 def load_of(chosen: Tensor, num_experts: int) -> Tensor:
     """Count the rows of each expert, (E,) int64; ``chosen`` is (T, k)."""
-    return torch.zeros(num_experts + 1, dtype=torch.int64, device=chosen.device).scatter_add_(
-        0, chosen.reshape(-1).long(), torch.ones(chosen.numel(), dtype=torch.int64, device=chosen.device)
-    )[:num_experts]
+    flat = chosen.reshape(-1).long()
+    return flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:num_experts]
 
 
 def places_of(chosen: Tensor, num_experts: int) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from tightrope.core import TightropeError
-from tightrope_experts.layer import check_rows, mix
+from tightrope_experts.layer import mix
+from tightrope_experts.layout import check_count
 from tightrope_experts.sizes import ROWS
 
 NAME: Final = "tightrope"
@@ -27,7 +28,7 @@ def register(rows: int = ROWS) -> None:
         raise TightropeError(
             "transformers with an interface for experts is not installed: pip install 'transformers>=5'."
         ) from error
-    check_rows(rows)
+    check_count("rows", rows, low=1)
 
     def forward(experts: torch.nn.Module, x: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
         return _forward(experts, x, chosen, gates, rows)

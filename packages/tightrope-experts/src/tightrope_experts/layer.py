@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tightrope.core import TightropeError
 from tightrope_experts.capacity import capacity_of, limited
+from tightrope_experts.layout import check_count
 from tightrope_experts.products import gather, gather_backward, spread, spread_backward
 from tightrope_experts.sizes import ROWS
 
@@ -23,81 +24,73 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
 }
 
 
+class Weights(NamedTuple):
+    """Weights of experts, or their gradients.
+
+    Attributes:
+        up, down: (E, W, M) and (E, M, H), in any memory order.
+        up_bias, down_bias: (E, W) and (E, M), or None.
+    """
+
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+def forward_of(
+    x: Tensor, chosen: Tensor, gates: Tensor, weights: Weights, activation: Activation, rows: int
+) -> tuple[Tensor, Tensor]:
+    """Return the rows before the activation, sorted by expert, and the sums for tokens."""
+    before = spread(x, chosen, weights.up, weights.up_bias, rows)
+    with torch.autocast(x.device.type, enabled=False):
+        hidden = activation(before)
+    return before, gather(hidden, chosen, gates, weights.down, weights.down_bias, rows)
+
+
+def backward_of(
+    grad: Tensor, kept: tuple[Tensor, ...], weights: Weights, activation: Activation, rows: int
+) -> tuple[Tensor, Tensor, Weights]:
+    """Return the gradients of tokens, gates and weights; ``kept`` is ``x, chosen, gates, before``."""
+    x, chosen, gates, before = kept
+    up, down, up_bias, down_bias = weights
+    with torch.autocast(x.device.type, enabled=False):
+        taken: Any = torch.func.vjp(activation, before)
+    hidden, pull = taken
+    of_hidden, of_gates, of_down, of_down_bias = gather_backward(
+        grad.contiguous(), hidden, chosen, gates, down, down_bias, rows
+    )
+    (of_before,) = pull(of_hidden)
+    of_x, of_up, of_up_bias = spread_backward(of_before.contiguous(), x, chosen, up, up_bias, rows)
+    biases = (None if up_bias is None else of_up_bias, None if down_bias is None else of_down_bias)
+    return of_x, of_gates, Weights(of_up, of_down, *biases)
+
+
 class _Experts(torch.autograd.Function):
     """The whole layer behind the router; see `mix`."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        chosen: Tensor,
-        gates: Tensor,
-        up: Tensor,
-        down: Tensor,
-        up_bias: Tensor | None,
-        down_bias: Tensor | None,
-        activation: Activation,
-        rows: int,
-        transposed: bool,
+        ctx: Any, activation: Activation, rows: int, x: Tensor, chosen: Tensor, gates: Tensor, *weights: Any
     ) -> Tensor:
-        before = spread(x, chosen, up, up_bias, rows, transposed)
-        with torch.autocast(x.device.type, enabled=False):
-            hidden = activation(before)
-        made: Tensor = gather(hidden, chosen, gates, down, down_bias, rows, transposed)
-        ctx.save_for_backward(x, chosen, gates, up, down, before, down_bias)
-        ctx.activation, ctx.rows, ctx.transposed = activation, rows, transposed
-        ctx.biased = up_bias is not None
+        before, made = forward_of(x, chosen, gates, Weights(*weights), activation, rows)
+        ctx.save_for_backward(x, chosen, gates, before, *weights)
+        ctx.activation, ctx.rows = activation, rows
         return made
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, chosen, gates, up, down, before, down_bias = ctx.saved_tensors
-        with torch.autocast(before.device.type, enabled=False):
-            taken: Any = torch.func.vjp(ctx.activation, before)
-            hidden, pull = taken
-        of_hidden, of_gates, of_down, of_down_bias = gather_backward(
-            grad.contiguous(), hidden, chosen, gates, down, down_bias, ctx.rows, ctx.transposed
-        )
-        (of_before,) = pull(of_hidden)
-        of_x, of_up, of_up_bias = spread_backward(
-            of_before.contiguous(), x, chosen, up, ctx.rows, ctx.transposed, ctx.biased
-        )
-        biases = (of_up_bias if ctx.biased else None, of_down_bias if down_bias is not None else None)
-        return of_x, None, of_gates, of_up, of_down, *biases, None, None, None
-
-
-def sizes_of(up: Tensor, down: Tensor, *, transposed: bool) -> tuple[int, int, int, int]:
-    """Return the numbers of a token, of a row before and behind the activation, and of a result.
-
-    Raises:
-        TightropeError: the weights do not belong together.
-    """
-    if up.dim() != 3 or down.dim() != 3 or len(up) != len(down) or not len(up):
-        raise TightropeError(
-            f"up has shape {tuple(up.shape)} and down {tuple(down.shape)}. Give three dimensions each, and a "
-            "matrix per expert in both."
-        )
-    rows, columns = (2, 1) if transposed else (1, 2)
-    return up.shape[columns], up.shape[rows], down.shape[columns], down.shape[rows]
-
-
-def check_rows(rows: int) -> None:
-    """Refuse rounds without rows.
-
-    Raises:
-        TightropeError: quotes the number.
-    """
-    if rows < 1:
-        raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
+        kept, weights = ctx.saved_tensors[:4], Weights(*ctx.saved_tensors[4:])
+        of_x, of_gates, found = backward_of(grad, kept, weights, ctx.activation, ctx.rows)
+        return None, None, of_x, None, of_gates, *found
 
 
 _CHECKED: "weakref.WeakKeyDictionary[Any, set[Any]]" = weakref.WeakKeyDictionary()
 """Owners of activations, and what was checked of them."""
-_ROWS: Final = 3
 
 
 def check_activation(activation: Activation, *, before: tuple[int, int], like: Tensor) -> None:
-    """Call an activation twice on a few rows, the first time that it is seen.
+    """Call an activation twice on a few rows, the first time that it is seen, and multiply them.
 
     Args:
         activation: looked at; random states stay as they are.
@@ -105,39 +98,42 @@ def check_activation(activation: Activation, *, before: tuple[int, int], like: T
         like: with the type and device of rows.
 
     Raises:
-        TightropeError: it is random, writes over its input, or returns other rows.
+        TightropeError: it is random, writes over its input or returns other rows, or the device multiplies
+            no numbers of the type.
     """
     owner = getattr(activation, "__self__", None)
-    owner = owner if isinstance(owner, nn.Module) else activation
     key = (getattr(activation, "__name__", ""), before, like.dtype, like.device)
     try:
-        known = _CHECKED.setdefault(owner, set())
+        known = _CHECKED.setdefault(owner if isinstance(owner, nn.Module) else activation, set())
     except TypeError:  # nothing refers weakly to it: it is checked in every call
         known = set()
     if key in known:
         return
-    rows = torch.linspace(-2, 2, _ROWS * before[0]).view(_ROWS, -1).to(like)
-    kept = rows.clone()
+    rows = torch.linspace(-2, 2, 3 * before[0]).view(3, -1).to(like)
+    kept, said = rows.clone(), ""
     with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast(like.device.type, enabled=False):
+        try:
+            torch.mm(rows, rows.t())
+        except RuntimeError as error:
+            raise TightropeError(
+                f"This {like.device.type} does not multiply matrices of {like.dtype}. Use torch.float32."
+            ) from error
         torch.manual_seed(0)
         first = activation(rows)
-        same = torch.equal(rows, kept)
-        torch.manual_seed(1)
-        second = activation(kept.clone())
-    said = ""
-    if not same:
-        said = "It writes over its input: leave out inplace=True."
-    elif first.shape != (_ROWS, before[1]) or first.dtype != rows.dtype:
-        said = (
-            f"For rows of {before[0]} numbers in {rows.dtype} it returns {tuple(first.shape)} in "
-            f"{first.dtype}. It must return rows of {before[1]} numbers in the same type."
-        )
-    elif not torch.equal(first, second):
-        said = "It is random, and the backward computes it again. Put dropout before or after the experts."
+        if not torch.equal(rows, kept):
+            said = "It writes over its input: leave out inplace=True."
+        elif first.shape != (3, before[1]) or first.dtype != rows.dtype:
+            said = (
+                f"For rows of {before[0]} numbers in {rows.dtype} it returns {tuple(first.shape)} in "
+                f"{first.dtype}. It must return rows of {before[1]} numbers in the same type."
+            )
+        else:
+            torch.manual_seed(1)
+            if not torch.equal(first, activation(kept)):
+                said = "It is random, and runs again in the backward. Put dropout around the experts."
     if said:
-        raise TightropeError(
-            f"The activation {getattr(activation, '__name__', activation)!s} does not fit. {said}"
-        )
+        name = getattr(activation, "__name__", activation)
+        raise TightropeError(f"The activation {name!s} does not fit. {said}")
     known.add(key)
 
 
@@ -181,43 +177,48 @@ def mix(
         >>> mix(x, chosen, gates, up, down, torch.relu).shape
         torch.Size([3, 4])
     """
-    given, wide, hidden, result = sizes_of(up, down, transposed=transposed)
-    if x.dim() != 2 or x.shape[1] != given:
+    check_count("rows", rows, low=1)
+    if up.dim() != 3 or down.dim() != 3 or len(up) != len(down) or not len(up):
         raise TightropeError(
-            f"x has shape {tuple(x.shape)}. Experts take tokens of {given} numbers: (T, {given})."
+            f"up has shape {tuple(up.shape)} and down {tuple(down.shape)}. Give a matrix per expert in both."
         )
-    if chosen.shape != gates.shape or chosen.dim() != 2 or len(chosen) != len(x) or not chosen.shape[1]:
-        raise TightropeError(
-            f"chosen has shape {tuple(chosen.shape)} and gates {tuple(gates.shape)}. Give both as "
-            f"({len(x)}, k), a row per token, with k of at least 1."
-        )
-    if chosen.is_floating_point() or chosen.dtype == torch.bool or not gates.is_floating_point():
-        raise TightropeError(
-            f"chosen is {chosen.dtype} and gates are {gates.dtype}. Give int64 and a floating-point type."
-        )
-    for name, bias, width in zip(("up", "down"), biases, (wide, result), strict=True):
-        if bias is not None and bias.shape != (len(up), width):
-            raise TightropeError(
-                f"The bias of {name} has shape {tuple(bias.shape)}. Give ({len(up)}, {width})."
-            )
-    check_rows(rows)
-    up_bias, down_bias = biases
+    weights = Weights(up.mT, down.mT, *biases) if transposed else Weights(up, down, *biases)
+    _check_fit(x, chosen, gates, weights)
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, up.dtype, down.dtype):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
-        up_bias, down_bias = (None if one is None else one.to(dtype) for one in biases)
-    floats = {one.dtype for one in (x, up, down, up_bias, down_bias) if one is not None}
+        x, weights = x.to(dtype), Weights(*(None if one is None else one.to(dtype) for one in weights))
+    floats = {one.dtype for one in (x, *weights) if one is not None}
     if len(floats) > 1 or not x.is_floating_point():
         raise TightropeError(
             f"x, weights and biases are {', '.join(sorted(map(str, floats)))}. Give one floating-point type, "
             "or use autocast."
         )
     if not torch.compiler.is_compiling():
-        check_activation(activation, before=(wide, hidden), like=x)
-    made: Tensor = _Experts.apply(  # type: ignore[no-untyped-call]
-        x, chosen.long(), gates, up, down, up_bias, down_bias, activation, rows, transposed
-    )
+        check_activation(activation, before=(weights.up.shape[1], weights.down.shape[2]), like=x)
+    made: Tensor = _Experts.apply(activation, rows, x, chosen.long(), gates, *weights)  # type: ignore[no-untyped-call]
     return made
+
+
+def _check_fit(x: Tensor, chosen: Tensor, gates: Tensor, weights: Weights) -> None:
+    num_experts, wide, dim = weights.up.shape
+    result = weights.down.shape[1]
+    for name, one, width in (("up", weights.up_bias, wide), ("down", weights.down_bias, result)):
+        if one is not None and one.shape != (num_experts, width):
+            raise TightropeError(
+                f"The bias of {name} has shape {tuple(one.shape)}. Give ({num_experts}, {width})."
+            )
+    if x.dim() != 2 or x.shape[1] != dim:
+        raise TightropeError(
+            f"x has shape {tuple(x.shape)}. Experts take tokens of {dim} numbers: (T, {dim})."
+        )
+    whole = not chosen.is_floating_point() and chosen.dtype != torch.bool and gates.is_floating_point()
+    if not whole or chosen.shape != gates.shape or chosen.dim() != 2 or not chosen.shape[1]:
+        raise TightropeError(
+            f"chosen is {chosen.dtype} {tuple(chosen.shape)} and gates are {gates.dtype} {tuple(gates.shape)}. "
+            f"Give int64 and a floating-point type, both (T, k), with k of at least 1."
+        )
+    if len(chosen) != len(x):
+        raise TightropeError(f"chosen has {len(chosen)} rows. Give one per token: {len(x)}.")
 
 
 class MoE(nn.Module):
@@ -269,16 +270,14 @@ class MoE(nn.Module):
         rows: int = ROWS,
     ) -> None:
         super().__init__()
-        for name, size in (("dim", dim), ("hidden", hidden), ("num_experts", num_experts)):
-            if size < 1:
-                raise TightropeError(f"{name}={size}: give a whole number of at least 1.")
+        for name, size in (("dim", dim), ("hidden", hidden), ("num_experts", num_experts), ("rows", rows)):
+            check_count(name, size, low=1)
         if not 1 <= k <= num_experts:
             raise TightropeError(f"k={k}: a token chooses 1 to {num_experts} experts.")
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             raise TightropeError(
                 f"activation={activation!r}: give one of {', '.join(ACTIVATIONS)}, or a function."
             )
-        check_rows(rows)
         capacity_of(capacity, num_experts, num_experts, k)
         self.k, self.noise, self.capacity, self.rows, self.gated = k, noise, capacity, rows, gated
         self.activation: Activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
@@ -304,18 +303,24 @@ class MoE(nn.Module):
         most = capacity_of(self.capacity, len(tokens), num_experts, self.k)
         return limited(chosen, num_experts, most)[0], gates / gates.sum(-1, keepdim=True)
 
+    def mixed(self, tokens: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
+        """Send tokens (T, M) to the experts that `route` chose, and sum what comes back."""
+        biases = (self.up_bias, self.down_bias)
+        return mix(tokens, chosen, gates, self.up, self.down, self._act, biases=biases, rows=self.rows)
+
+    def refuse(self, said: str) -> None:
+        """Raise a `TightropeError`."""
+        raise TightropeError(said)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return what the experts of each token make of it: (..., M), as ``x``."""
         dim = self.router.in_features
         if not x.dim() or x.shape[-1] != dim:
-            raise TightropeError(
+            self.refuse(
                 f"x has shape {tuple(x.shape)}. The layer takes tokens of {dim} numbers: (..., {dim})."
             )
         tokens = x.reshape(-1, dim)
-        chosen, gates = self.route(tokens)
-        biases = (self.up_bias, self.down_bias)
-        made = mix(tokens, chosen, gates, self.up, self.down, self._act, biases=biases, rows=self.rows)
-        return made.view_as(x)
+        return self.mixed(tokens, *self.route(tokens)).view_as(x)
 
     def _act(self, before: Tensor) -> Tensor:
         if not self.gated:

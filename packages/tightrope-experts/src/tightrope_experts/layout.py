@@ -5,8 +5,9 @@ Idea        One layout of parameters serves every degree. ``W`` ranks hold ``E``
             stay. Degree ``r`` sends each row to ``r`` ranks. Each of them multiplies with ``1 / r`` of the
             expert, gathered from ``W / (E r)`` slices. Changing the degree moves no parameter.
             All ranks know the rows of all ranks by expert, so each derives the same rounds without a message.
-Guarantee   No rank receives more than ``most`` rows in a round, and a lane (an expert and one of its copies)
-            loses no row. What a rank keeps for the backward are its first rounds, of at most ``keep`` rows.
+            A lane is an expert and one of its copies; at degree 0 a rank has one for itself per expert.
+Guarantee   No rank receives more than ``most`` rows in a round, and no lane loses a row. What a rank keeps
+            for the backward are its first rounds, of at most ``keep`` rows.
 Complexity  ``O(rounds W E)`` integers.
 Gaps        Rows of an expert are spread over its copies evenly by number, not by the speed of a rank.
 Source      Tutel (MLSys 2023): one layout for all strategies
@@ -22,6 +23,13 @@ from numpy.typing import NDArray
 from tightrope.core import TightropeError
 
 Counts = NDArray[np.int64]
+_MOST = 2**40
+
+
+def check_count(name: str, value: int, *, low: int) -> None:
+    """Refuse what is not a whole number from ``low`` to 2**40, with a `TightropeError` that quotes it."""
+    if not isinstance(value, int) or not low <= value <= _MOST:
+        raise TightropeError(f"{name}={value}: give a whole number from {low} to 2**40.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +76,45 @@ class ExpertLayout:
         return (0, *(r for r in range(1, self.slices + 1) if not self.slices % r))
 
     def copies(self, degree: int) -> int:
-        """Return the copies of an expert at a degree of at least 1: each is ``degree`` ranks."""
-        return self.slices // degree
+        """Return the copies of an expert, which are the slices that a rank multiplies as one."""
+        return self.slices // max(degree, 1)
 
     def peers(self, rank: int, degree: int) -> range:
         """Return the ranks that share their slices with a rank, itself among them."""
-        if not degree:
-            return range(self.ranks)
-        size = self.copies(degree)
-        start = rank // size * size
-        return range(start, start + size) if self.slices > 1 else range(rank, rank + 1)
+        size = self.copies(degree) if degree else self.ranks
+        return range(rank // size * size, rank // size * size + size)
 
-    def lanes(self, rank: int, degree: int) -> range:
+    def lanes(self, rank: int, degree: int) -> slice:
         """Return the lanes that a rank serves; a lane's number is ``expert * copies + copy``."""
-        if self.slices == 1:
-            return range(rank * self.local, (rank + 1) * self.local)
-        lane = rank // self.slices * self.copies(degree) + rank % self.slices % self.copies(degree)
-        return range(lane, lane + 1)
+        if not degree:
+            return slice(0, self.experts)
+        lane = rank * self.local
+        if self.slices > 1:
+            lane = rank // self.slices * self.copies(degree) + rank % self.slices % self.copies(degree)
+        return slice(lane, lane + self.local)
 
-    def check(self, degree: int) -> None:
-        """Refuse a degree that the layout does not have.
 
-        Raises:
-            TightropeError: names those that it has.
-        """
-        if degree not in self.degrees:
-            raise TightropeError(
-                f"degree={degree}: {self.experts} experts on {self.ranks} ranks have the degrees "
-                f"{', '.join(map(str, self.degrees))}."
-            )
+@dataclass(frozen=True)
+class Sending:
+    """How rows travel and are multiplied; every rank gives the same.
+
+    Attributes:
+        degree: see `tightrope_experts.layout`; all of them give the same results.
+        parts: rounds at least, where rows travel: exchanges of one overlap products of another.
+        most: rows that a rank receives in a round, at most.
+        keep: rows that a rank keeps for the backward, at most; others are sent again.
+        rows: multiplied at once, at most.
+    """
+
+    degree: int = 1
+    parts: int = 1
+    most: int = 1 << 16
+    keep: int = 1 << 16
+    rows: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("degree", "parts", "most", "keep", "rows"):
+            check_count(name, getattr(self, name), low=int(name not in ("degree", "keep")))
 
 
 @dataclass(frozen=True)
@@ -105,95 +123,97 @@ class Traffic:
 
     Attributes:
         layout: see there.
-        degree: at least 1.
         counts: (W, E) rows of each rank by expert.
-        parts: rounds at least: more overlap exchanges with products.
-        most: rows that a rank receives in a round, at most.
-        keep: rows that a rank keeps for the backward, at most; others are sent again.
+        sending: see there.
+
+    Raises:
+        TightropeError: the layout does not have the degree, or a round cannot be as small as ``most``.
     """
 
     layout: ExpertLayout
-    degree: int
     counts: Counts
-    parts: int
-    most: int
-    keep: int
+    sending: Sending
+
+    def __post_init__(self) -> None:
+        if self.sending.degree not in self.layout.degrees:
+            raise TightropeError(
+                f"degree={self.sending.degree}: {self.layout.experts} experts on {self.layout.ranks} ranks "
+                f"have the degrees {', '.join(map(str, self.layout.degrees))}."
+            )
 
     @cached_property
     def by_lane(self) -> Counts:
         """(W, lanes): rows of each rank by lane: those of an expert are split evenly over its copies."""
-        copies = self.layout.copies(self.degree)
-        bounds = self.counts[:, :, None] * np.arange(copies + 1) // copies
-        split = np.diff(bounds, axis=2)
-        turned = (np.arange(copies) + np.arange(len(self.counts))[:, None]) % copies
-        taken = np.take_along_axis(split, np.broadcast_to(turned[:, None, :], split.shape), axis=2)
-        return taken.reshape(len(self.counts), -1)
+        if not self.sending.degree:
+            return self.counts
+        copies, ranks = self.layout.copies(self.sending.degree), len(self.counts)
+        split = np.diff(self.counts[:, :, None] * np.arange(copies + 1) // copies, axis=2)
+        turned = (np.arange(copies) + np.arange(ranks)[:, None]) % copies
+        return split[np.arange(ranks)[:, None], :, turned].swapaxes(1, 2).reshape(ranks, -1)
 
     @cached_property
     def rounds(self) -> int:
-        """Number of rounds.
+        """Number of rounds."""
 
-        Raises:
-            TightropeError: a round cannot be as small as ``most``.
-        """
-        whole = int(self._arrive(self.by_lane).sum(0).max(initial=0))
-        found = max(self.parts, math.ceil(whole / self.most), 1)
+        def largest(rounds: int) -> int:
+            return int(self._arrive(self._split(rounds)).sum(1).max(initial=0))
+
+        most = self.sending.most
+        found = max(self.sending.parts if self.sending.degree else 1, math.ceil(largest(1) / most))
         longest = max(int(self.by_lane.max(initial=0)), 1)
-        while int(self._in_rounds(found).sum(1).max(initial=0)) > self.most:
+        while (rows := largest(found)) > most:
             if found >= longest:
                 raise TightropeError(
-                    f"most={self.most}: a round has up to a row of each rank and lane, "
-                    f"{int(self._in_rounds(found).sum(1).max())} here. Give at least that."
+                    f"most={most}: a round has up to a row of each rank and lane, {rows} here. "
+                    "Give at least that."
                 )
             found = min(found + max(found // 8, 1), longest)
         return found
 
+    def _split(self, rounds: int) -> Counts:
+        return np.diff(self.by_lane * np.arange(rounds + 1)[:, None, None] // rounds, axis=0)
+
     def _arrive(self, by_lane: Counts) -> Counts:
         """(..., from, lanes) to (..., from, to)."""
-        every = [self.layout.lanes(rank, self.degree) for rank in range(self.layout.ranks)]
-        return np.stack([by_lane[..., lanes.start : lanes.stop].sum(-1) for lanes in every], axis=-1)
-
-    def _lanes_in_rounds(self, rounds: int) -> Counts:
-        bounds = self.by_lane * np.arange(rounds + 1)[:, None, None] // rounds
-        return np.diff(bounds, axis=0)
-
-    def _in_rounds(self, rounds: int) -> Counts:
-        return self._arrive(self._lanes_in_rounds(rounds))
+        ranks, degree = len(self.counts), self.sending.degree
+        if not degree:
+            return by_lane.sum(-1, keepdims=True) * np.eye(ranks, dtype=np.int64)
+        every = [by_lane[..., self.layout.lanes(rank, degree)].sum(-1) for rank in range(ranks)]
+        return np.stack(every, axis=-1)
 
     @cached_property
     def lanes_in_rounds(self) -> Counts:
         """(rounds, from, lanes)."""
-        return self._lanes_in_rounds(self.rounds)
+        return self._split(self.rounds)
 
     @cached_property
     def matrices(self) -> Counts:
-        """(rounds, from, to): rows that travel."""
+        """(rounds, from, to): rows that travel; at degree 0, from a rank to itself."""
         return self._arrive(self.lanes_in_rounds)
 
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
         """(rounds, to): whether a rank keeps the rows of a round."""
-        found: NDArray[np.bool_] = self.matrices.sum(1).cumsum(0) <= self.keep
+        found: NDArray[np.bool_] = self.matrices.sum(1).cumsum(0) <= self.sending.keep
         return found
 
-    def sent_again(self, at: int) -> Counts:
-        """(from, to): rows of a round that the backward sends again."""
-        return np.where(self.kept[at], 0, self.matrices[at])
+    @cached_property
+    def again(self) -> Counts:
+        """(rounds, from, to): rows that the backward sends again."""
+        return np.where(self.kept[:, None], 0, self.matrices)
 
     def rows_of(self, rank: int, at: int) -> Counts:
         """Return which of a rank's rows, sorted by expert, it sends in a round, in order of destination."""
-        own, starts = self.by_lane[rank], np.concatenate([[0], self.by_lane[rank].cumsum()])
-        first = own * at // self.rounds
-        number = self.lanes_in_rounds[at, rank]
-        wanted = [
-            np.arange(starts[lane] + first[lane], starts[lane] + first[lane] + number[lane])
-            for to in range(self.layout.ranks)
-            for lane in self.layout.lanes(to, self.degree)
-        ]
-        return np.concatenate(wanted)
+        own, degree = self.by_lane[rank], self.sending.degree
+        first = own.cumsum() - own + own * at // self.rounds
+        lanes = np.arange(len(own))
+        to = [lanes[self.layout.lanes(one, degree)] for one in (range(len(self.counts)) if degree else [0])]
+        return np.concatenate(
+            [first[i] + np.arange(self.lanes_in_rounds[at, rank, i]) for one in to for i in one]
+        )
 
     def experts_of(self, rank: int, at: int) -> Counts:
         """Return the local expert of each row that arrives at a rank in a round, in order of arrival."""
-        lanes = self.layout.lanes(rank, self.degree)
-        arrived = self.lanes_in_rounds[at][:, lanes.start : lanes.stop]
-        return np.repeat(np.tile(np.arange(len(lanes)), len(arrived)), arrived.reshape(-1))
+        senders = slice(None) if self.sending.degree else slice(rank, rank + 1)
+        arrived = self.lanes_in_rounds[at][senders, self.layout.lanes(rank, self.sending.degree)]
+        return np.repeat(np.tile(np.arange(arrived.shape[1]), len(arrived)), arrived.reshape(-1))

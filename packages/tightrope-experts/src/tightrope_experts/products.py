@@ -11,10 +11,13 @@ Gaps        Every expert makes a product of its own: many experts with few rows 
 Source      dropless products of MegaBlocks (MLSys 2023); gradients of gates without results, as in SonicMoE
 
     chosen (T, k)  --sort-->  rows of expert 0 | rows of expert 1 | ... | rows of no expert
+
+All ops take ``chosen`` (T, k) int64, where ``E`` stands for no expert, ``weights`` (E, outputs, inputs) in any
+memory order, ``bias`` (E, outputs) or None, and ``rows``, which are multiplied at once, at most.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,20 +38,22 @@ class _Routing(NamedTuple):
     tokens: Tensor
     counts: list[int]
 
-    def clear(self, weights: Tensor) -> Tensor:
-        """Set the weights of experts without rows to 0, and return all."""
-        for expert, count in enumerate(self.counts):
-            if not count:
-                weights[expert].zero_()
-        return weights
-
-    def rounds(self, most: int) -> Iterator[tuple[int, int, int, bool]]:
-        """Yield expert, first row and number of rows of every round, and whether it is the expert's first."""
+    def rounds(self, most: int) -> Iterator[tuple[int, slice, bool]]:
+        """Yield the expert of every round, its rows, and whether it is the expert's first."""
         start = 0
         for expert, count in enumerate(self.counts):
-            for at in range(start, start + count, most):
-                yield expert, at, min(most, start + count - at), at == start
-            start += count
+            end = start + count
+            for at in range(start, end, most):
+                yield expert, slice(at, min(at + most, end)), at == start
+            start = end
+
+    def like(self, weights: Tensor) -> Tensor:
+        """Make room for the gradients of weights; it is 0 where an expert has no rows."""
+        made = torch.empty_like(weights)
+        for expert, count in enumerate(self.counts):
+            if not count:
+                made[expert].zero_()
+        return made
 
 
 def _routed(chosen: Tensor, num_experts: int) -> _Routing:
@@ -68,6 +73,11 @@ def _routed(chosen: Tensor, num_experts: int) -> _Routing:
     return _Routing(rows, rows % max(len(chosen), 1), counts)
 
 
+def _sorted(gates: Tensor, routing: _Routing, like: Tensor) -> Tensor:
+    """Return gates (T, k) in the order of rows: (T * k, 1)."""
+    return gates.t().reshape(-1)[routing.rows].to(like.dtype).unsqueeze(1)
+
+
 def _added(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
     """Write a product, or add it to those of earlier rounds."""
     if first:
@@ -76,29 +86,13 @@ def _added(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
         total.addmm_(left, right)
 
 
-def _width(weights: Tensor, transposed: bool) -> int:
-    """Return the numbers of a row behind the product."""
-    return weights.shape[2 if transposed else 1]
-
-
-def _weight(weights: Tensor, expert: int, transposed: bool) -> Tensor:
-    """Return a weight as (inputs, outputs)."""
-    return weights[expert] if transposed else weights[expert].t()
+def _room_for(bias: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(bias) if bias is not None else like.new_zeros(0)
 
 
 @torch.library.custom_op("tightrope_experts::spread", mutates_args=())
-def spread(
-    x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int, transposed: bool
-) -> Tensor:
-    """Multiply every token with the weights of the experts that it chose.
-
-    Args:
-        x: (T, M).
-        chosen: (T, k), int64; ``E`` = no expert.
-        weights: (E, W, M), or (E, M, W) where ``transposed``.
-        bias: (E, W), or None.
-        rows: multiplied at once, at most.
-        transposed: see there.
+def spread(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    """Multiply every token, of ``x`` (T, M), with the weights of the experts that it chose.
 
     Returns:
         (T * k, W), sorted by expert; rows of no expert are 0.
@@ -107,73 +101,55 @@ def spread(
         TightropeError: a token chose an expert that there is not.
     """
     routing = _routed(chosen, len(weights))
-    made = x.new_empty(chosen.numel(), _width(weights, transposed))
+    made = x.new_empty(chosen.numel(), weights.shape[1])
     space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
-    end = 0
-    for expert, at, count, _ in routing.rounds(rows):
-        end = at + count
-        given = torch.index_select(x, 0, routing.tokens[at:end], out=space[:count])
-        torch.mm(given, _weight(weights, expert, transposed), out=made[at:end])
+    for expert, here, _ in routing.rounds(rows):
+        tokens = routing.tokens[here]
+        given = torch.index_select(x, 0, tokens, out=space[: len(tokens)])
+        torch.mm(given, weights[expert].t(), out=made[here])
         if bias is not None:
-            made[at:end].add_(bias[expert])
-    made[end:].zero_()
+            made[here].add_(bias[expert])
+    made[sum(routing.counts) :].zero_()
     return made
 
 
 @spread.register_fake
-def _(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int, transposed: bool) -> Tensor:
-    return x.new_empty(chosen.numel(), _width(weights, transposed))
+def _(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return x.new_empty(chosen.numel(), weights.shape[1])
 
 
 @torch.library.custom_op("tightrope_experts::spread_backward", mutates_args=())
 def spread_backward(
-    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, rows: int, transposed: bool, biased: bool
+    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the tokens, the weights and the bias of `spread` (empty where it has none)."""
     routing = _routed(chosen, len(weights))
-    of_x, of_weights = torch.zeros_like(x), routing.clear(torch.empty_like(weights))
-    of_bias = weights.new_zeros((len(weights), grad.shape[1]) if biased else (0,))
+    of_x, of_weights, of_bias = torch.zeros_like(x), routing.like(weights), _room_for(bias, weights)
     space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
-    ones = grad.new_ones(min(rows, chosen.numel()))
-    for expert, at, count, first in routing.rounds(rows):
-        tokens, came = routing.tokens[at : at + count], grad[at : at + count]
-        given = torch.index_select(x, 0, tokens, out=space[:count])
-        _added(_weight(of_weights, expert, transposed), given.t(), came, first=first)
-        if biased:
-            of_bias[expert].addmv_(came.t(), ones[:count])
-        back = torch.mm(came, _weight(weights, expert, transposed).t(), out=space[:count])
-        of_x.index_add_(0, tokens, back)
+    ones = grad.new_ones(len(space))
+    for expert, here, first in routing.rounds(rows):
+        tokens, came = routing.tokens[here], grad[here]
+        given = torch.index_select(x, 0, tokens, out=space[: len(tokens)])
+        _added(of_weights[expert].t(), given.t(), came, first=first)
+        if bias is not None:
+            of_bias[expert].addmv_(came.t(), ones[: len(tokens)])
+        of_x.index_add_(0, tokens, torch.mm(came, weights[expert], out=given))
     return of_x, of_weights, of_bias
 
 
 @spread_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, rows: int, transposed: bool, biased: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    of_bias = weights.new_empty((len(weights), grad.shape[1]) if biased else (0,))
-    return torch.empty_like(x), torch.empty_like(weights), of_bias
+def _(grad: Tensor, x: Tensor, _: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Any:
+    return torch.empty_like(x), torch.empty_like(weights), _room_for(bias, weights)
 
 
 @torch.library.custom_op("tightrope_experts::gather", mutates_args=())
 def gather(
-    hidden: Tensor,
-    chosen: Tensor,
-    gates: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
-    rows: int,
-    transposed: bool,
+    hidden: Tensor, chosen: Tensor, gates: Tensor, weights: Tensor, bias: Tensor | None, rows: int
 ) -> Tensor:
-    """Multiply every row with its expert's weights, and sum the rows of each token, weighted by gates.
+    """Multiply every row with its expert's weights, and sum the rows of each token, weighted by gates (T, k).
 
     Args:
         hidden: (T * k, H), sorted by expert as `spread` returns rows.
-        chosen: (T, k), int64; ``E`` = no expert.
-        gates: (T, k).
-        weights: (E, M, H), or (E, H, M) where ``transposed``.
-        bias: (E, M), or None.
-        rows: multiplied at once, at most.
-        transposed: see there.
 
     Returns:
         (T, M).
@@ -184,31 +160,21 @@ def gather(
     if not bool(torch.isfinite(gates).all()):
         raise TightropeError("A gate is NaN or infinite. Look at the router's inputs and weights.")
     routing = _routed(chosen, len(weights))
-    width = _width(weights, transposed)
-    made = hidden.new_zeros(len(chosen), width)
-    space = hidden.new_empty(min(rows, chosen.numel()), width)
-    sorted_gates = gates.t().reshape(-1)[routing.rows].to(hidden.dtype).unsqueeze(1)
-    for expert, at, count, _ in routing.rounds(rows):
-        found = space[:count]
-        torch.mm(hidden[at : at + count], _weight(weights, expert, transposed), out=found)
+    made = hidden.new_zeros(len(chosen), weights.shape[1])
+    space = hidden.new_empty(min(rows, chosen.numel()), weights.shape[1])
+    sorted_gates = _sorted(gates, routing, hidden)
+    for expert, here, _ in routing.rounds(rows):
+        tokens = routing.tokens[here]
+        found = torch.mm(hidden[here], weights[expert].t(), out=space[: len(tokens)])
         if bias is not None:
             found.add_(bias[expert])
-        found.mul_(sorted_gates[at : at + count])
-        made.index_add_(0, routing.tokens[at : at + count], found)
+        made.index_add_(0, tokens, found.mul_(sorted_gates[here]))
     return made
 
 
 @gather.register_fake
-def _(
-    hidden: Tensor,
-    chosen: Tensor,
-    gates: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
-    rows: int,
-    transposed: bool,
-) -> Tensor:
-    return hidden.new_empty(len(chosen), _width(weights, transposed))
+def _(hidden: Tensor, chosen: Tensor, _: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return hidden.new_empty(len(chosen), weights.shape[1])
 
 
 @torch.library.custom_op("tightrope_experts::gather_backward", mutates_args=())
@@ -220,7 +186,6 @@ def gather_backward(
     weights: Tensor,
     bias: Tensor | None,
     rows: int,
-    transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of rows, gates, weights and bias of `gather` (empty where it has none).
 
@@ -228,39 +193,31 @@ def gather_backward(
     needed.
     """
     routing = _routed(chosen, len(weights))
-    of_hidden, of_weights = torch.zeros_like(hidden), routing.clear(torch.empty_like(weights))
-    of_bias = torch.zeros_like(bias) if bias is not None else weights.new_empty(0)
+    of_hidden, of_weights = torch.empty_like(hidden), routing.like(weights)
+    of_bias, dots = _room_for(bias, weights), hidden.new_zeros(chosen.numel())
     space = grad.new_empty(min(rows, chosen.numel()), grad.shape[1])
-    product = hidden.new_empty(min(rows, chosen.numel()), hidden.shape[1])
-    dots, ones = hidden.new_zeros(chosen.numel()), grad.new_ones(min(rows, chosen.numel()))
-    sorted_gates = gates.t().reshape(-1)[routing.rows].to(hidden.dtype).unsqueeze(1)
-    for expert, at, count, first in routing.rounds(rows):
-        here, weight = slice(at, at + count), _weight(weights, expert, transposed)
-        came = torch.index_select(grad, 0, routing.tokens[here], out=space[:count])
-        back = torch.mm(came, weight.t(), out=of_hidden[here])
-        torch.sum(torch.mul(back, hidden[here], out=product[:count]), 1, out=dots[here])
+    product, ones = hidden.new_empty(len(space), hidden.shape[1]), grad.new_ones(len(space))
+    sorted_gates = _sorted(gates, routing, hidden)
+    for expert, here, first in routing.rounds(rows):
+        tokens = routing.tokens[here]
+        came = torch.index_select(grad, 0, tokens, out=space[: len(tokens)])
+        back = torch.mm(came, weights[expert], out=of_hidden[here])
+        torch.sum(torch.mul(back, hidden[here], out=product[: len(tokens)]), 1, out=dots[here])
         if bias is not None:
             dots[here].addmv_(came, bias[expert])
         came.mul_(sorted_gates[here])
         back.mul_(sorted_gates[here])
-        _added(_weight(of_weights, expert, transposed), hidden[here].t(), came, first=first)
+        _added(of_weights[expert].t(), hidden[here].t(), came, first=first)
         if bias is not None:
-            of_bias[expert].addmv_(came.t(), ones[:count])
+            of_bias[expert].addmv_(came.t(), ones[: len(tokens)])
+    of_hidden[sum(routing.counts) :].zero_()
     of_gates = torch.empty_like(dots, dtype=gates.dtype).index_copy_(0, routing.rows, dots.to(gates.dtype))
     return of_hidden, of_gates.view(gates.shape[1], -1).t().contiguous(), of_weights, of_bias
 
 
 @gather_backward.register_fake
 def _(
-    grad: Tensor,
-    hidden: Tensor,
-    chosen: Tensor,
-    gates: Tensor,
-    weights: Tensor,
-    bias: Tensor | None,
-    rows: int,
-    transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_bias = torch.empty_like(bias) if bias is not None else weights.new_empty(0)
-    of_gates = gates.new_empty(gates.shape)
-    return torch.empty_like(hidden), of_gates, torch.empty_like(weights), of_bias
+    grad: Tensor, hidden: Tensor, _: Tensor, gates: Tensor, weights: Tensor, bias: Tensor | None, rows: int
+) -> Any:
+    bias_like = _room_for(bias, weights)
+    return torch.empty_like(hidden), gates.new_empty(gates.shape), torch.empty_like(weights), bias_like

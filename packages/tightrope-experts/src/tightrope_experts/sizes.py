@@ -10,9 +10,9 @@ from typing import Final
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.units import round_up
-from tightrope_experts.layout import ExpertLayout
+from tightrope_experts.layout import ExpertLayout, check_count
 
-_INT64, _MOST = 8, 2**40
+_INT64 = 8
 ROWS: Final = 1024
 """Rows that are multiplied at once, by default."""
 
@@ -49,11 +49,15 @@ class ExpertSizes:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "dim", "hidden", "experts", "k", "itemsize", "rows", "ranks"):
-            if not 1 <= getattr(self, name) <= _MOST:
-                raise TightropeError(f"{name}={getattr(self, name)}: give a whole number from 1 to 2**40.")
+            check_count(name, getattr(self, name), low=1)
         if self.k > self.experts:
             raise TightropeError(f"k={self.k}: a token chooses at most {self.experts} experts.")
-        ExpertLayout(self.ranks, self.experts)  # which refuses what does not divide
+        _ = self.layout
+
+    @property
+    def layout(self) -> ExpertLayout:
+        """Experts over ranks."""
+        return ExpertLayout(self.ranks, self.experts)
 
     @property
     def wide(self) -> int:
@@ -66,43 +70,34 @@ class ExpertSizes:
         numbers = (self.experts * self.dim * width // self.ranks for width in (self.wide, self.hidden))
         return sum(round_up(number * self.itemsize) for number in numbers)
 
+    def _bytes(self, numbers: int, indices: int) -> Bytes:
+        """Count bytes of rows of some numbers and indices, and of gates."""
+        rows = self.tokens * self.k
+        sizes = (rows * numbers * self.itemsize, rows * self.itemsize, *[rows * _INT64] * indices)
+        return sum(map(round_up, sizes))
+
     @property
     def kept(self) -> Bytes:
         """Bytes kept for the backward on one rank: rows before the activation, choices and gates.
 
         The layer's input is not in it: it is there anyway.
         """
-        rows = self.tokens * self.k
-        return (
-            round_up(rows * self.wide * self.itemsize)
-            + round_up(rows * _INT64)
-            + round_up(rows * self.itemsize)
-        )
+        return self._bytes(self.wide, 1)
 
     @property
     def kept_by_autograd(self) -> Bytes:
         """Bytes that sorted rows, grouped products and plain autograd keep instead."""
-        rows = self.tokens * self.k
-        numbers = 2 * self.dim + self.wide + (2 if self.gated else 1) * self.hidden
-        return (
-            round_up(rows * numbers * self.itemsize)
-            + 2 * round_up(rows * _INT64)
-            + round_up(rows * self.itemsize)
-        )
+        return self._bytes(2 * self.dim + self.wide + (2 if self.gated else 1) * self.hidden, 2)
 
-    def rows_of_a_rank(self, *, worst: bool) -> int:
-        """Rows that arrive at a rank: an even share of all, or all of them."""
-        arrive = self.tokens * self.k * self.ranks
-        return arrive if worst else arrive // self.ranks
+    def load(self, *, worst: bool) -> dict[str, int]:
+        """Forecast a rank's load where rows are even, or all at one expert.
 
-    def rounds(self, *, worst: bool) -> int:
-        """Rounds of rows in a product on one rank, under an even load or with all rows at one expert."""
-        arrive, local = self.rows_of_a_rank(worst=worst), max(self.experts // self.ranks, 1)
-        share = arrive if worst else -(-arrive // local)
-        return -(-share // self.rows) * (1 if worst else local)
-
-    def arrived(self, *, worst: bool) -> Bytes:
-        """Bytes of the rows that arrive at a rank, as they are kept: 0 on one rank, where none travel."""
-        if self.ranks == 1:
-            return 0
-        return round_up(self.rows_of_a_rank(worst=worst) * (self.dim + self.wide) * self.itemsize)
+        Returns:
+            ``rows`` that arrive, ``rounds`` of its products, and ``arrived``, the bytes of rows as they are
+            kept: 0 on one rank, where none travel.
+        """
+        rows, local = self.tokens * self.k, self.layout.local
+        rows, local = (rows * self.ranks, 1) if worst else (rows, local)
+        rounds = -(-rows // (local * self.rows)) * local
+        travel = rows * (self.dim + self.wide) * self.itemsize if self.ranks > 1 else 0
+        return {"rows": rows, "rounds": rounds, "arrived": round_up(travel)}

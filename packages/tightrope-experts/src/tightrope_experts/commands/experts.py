@@ -36,14 +36,7 @@ def experts(
     In the worst case every token chooses one expert. Exit code 0: done; 2: error.
     """
     sizes = ExpertSizes(tokens, dim, hidden, experts, k, not plain, 2 if bf16 else 4, rows, ranks)
-    loads = {
-        name: {
-            "rows": sizes.rows_of_a_rank(worst=worst),
-            "rounds": sizes.rounds(worst=worst),
-            "arrived": sizes.arrived(worst=worst),
-        }
-        for name, worst in (("even", False), ("worst", True))
-    }
+    loads = {name: sizes.load(worst=name == "worst") for name in ("even", "worst")}
     if json:
         kept = {"kept": sizes.kept, "kept_by_autograd": sizes.kept_by_autograd}
         emit_json({"weights": sizes.weights, **kept, **loads})

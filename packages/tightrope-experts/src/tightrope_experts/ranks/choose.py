@@ -11,7 +11,7 @@ Source      Tutel (MLSys 2023), which measures by capacity instead
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Bytes, DeviceLink, InfeasibleError
-from tightrope_experts.layout import Counts, ExpertLayout, Traffic
-from tightrope_experts.ranks.layer import SENDING, Sending
+from tightrope_experts.layout import Counts, Sending, Traffic
+from tightrope_experts.ranks.layer import SENDING
 from tightrope_experts.sizes import ExpertSizes
 
 PARTS: Final = (1, 2, 4, 8)
@@ -76,44 +76,32 @@ class WayPrice:
         levels: of exchanges.
         seconds: of the layer's forward and backward.
         held: bound on the bytes of the busiest rank above its parameters and what it is given.
-        rounds: in which rows travel.
     """
 
     sending: Sending
     levels: int
     seconds: float
     held: Bytes
-    rounds: int
 
 
 def price_of(sending: Sending, levels: int, counts: Counts, sizes: ExpertSizes, speeds: Speeds) -> WayPrice:
     """Price one way for a load: (W, E) rows of each rank by expert."""
-    layout = ExpertLayout(sizes.ranks, sizes.experts)
-    per_row, row = 2 * sizes.dim * (sizes.wide + sizes.hidden), sizes.dim * sizes.itemsize
-    gathered, weights, copies = _weights(layout, sending.degree, sizes, speeds)
-    if not sending.degree:
-        rows = int(counts.sum(1).max())
-        seconds = 3 * gathered + (1 + _BACK) * rows * per_row / speeds.flops
-        held = _held(sizes, 1, (rows, rows, rows)) + copies * weights
-        return WayPrice(sending, levels, seconds, held, 1)
-    traffic = Traffic(layout, sending.degree, counts, sending.parts, sending.most, sending.keep)
-    share = per_row / sending.degree / speeds.flops
-    there = [speeds.exchange(one, row, levels=levels) for one in traffic.matrices]
-    back = [speeds.exchange(one.T, row, levels=levels) for one in traffic.matrices]
-    again = [speeds.exchange(traffic.sent_again(at), row, levels=levels) for at in range(traffic.rounds)]
-    work = [share * int(one.sum(0).max()) for one in traffic.matrices]
-    more = [share / 2 * int(traffic.sent_again(at).sum(0).max()) for at in range(traffic.rounds)]
-    forward = _pipelined(there, work, back)
-    backward = _pipelined(
-        [a + b for a, b in zip(there, again, strict=True)],
-        [_BACK * a + b for a, b in zip(work, more, strict=True)],
-        back,
+    traffic = Traffic(sizes.layout, counts, sending)
+    row, per_row = sizes.dim * sizes.itemsize, 2 * sizes.dim * (sizes.wide + sizes.hidden)
+    share = per_row / max(sending.degree, 1) / speeds.flops
+    there, back, twice = (
+        [speeds.exchange(one, row, levels=levels) for one in matrices]
+        for matrices in (traffic.matrices, traffic.matrices.swapaxes(1, 2), traffic.again)
     )
+    work, more = (share * every.sum(1).max(1) for every in (traffic.matrices, traffic.again))
+    gathered, weights = _weights(sending.degree, sizes, speeds)
+    forward = _pipelined(there, work, back)
+    backward = _pipelined(np.add(there, twice), _BACK * work + more / 2, back)
     arrive = traffic.matrices.sum(1)
-    kept = int((arrive * traffic.kept).sum(0).max())
-    flying, sent = int(arrive.max()), int(traffic.matrices.sum(2).max())
-    held = _held(sizes, sending.degree, (kept, flying, sent)) + copies * weights
-    return WayPrice(sending, levels, 3 * gathered + forward + backward, held, traffic.rounds)
+    kept, flying = int((arrive * traffic.kept).sum(0).max()), int(arrive.max())
+    rows = (kept, flying, int(traffic.matrices.sum(2).max()))
+    held = _held(sizes, max(sending.degree, 1), rows) + weights
+    return WayPrice(sending, levels, 3 * gathered + forward + backward, held)
 
 
 def _held(sizes: ExpertSizes, degree: int, rows: tuple[int, int, int]) -> Bytes:
@@ -124,29 +112,24 @@ def _held(sizes: ExpertSizes, degree: int, rows: tuple[int, int, int]) -> Bytes:
     kept, flying, sent = rows
     row, wide, hidden = sizes.dim, sizes.wide // degree, sizes.hidden // degree
     numbers = kept * (row + wide) + flying * (8 * row + 4 * wide + 8 * hidden) + 6 * sent * row
-    return (numbers + 2 * sizes.tokens * row) * sizes.itemsize + 8 * _INDICES * (
-        sizes.tokens * sizes.k + flying
-    )
+    indices = 8 * _INDICES * (sizes.tokens * sizes.k + flying)
+    return (numbers + 2 * sizes.tokens * row) * sizes.itemsize + indices
 
 
-def _weights(
-    layout: ExpertLayout, degree: int, sizes: ExpertSizes, speeds: Speeds
-) -> tuple[float, Bytes, int]:
-    """Price what a rank multiplies with: seconds of gathering it once, its bytes, its copies.
+def _weights(degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, Bytes]:
+    """Price what a rank multiplies with: seconds of gathering it once, and bytes with its gradients.
 
-    Its gradient is summed over rounds. Gathered weights are sent, received and laid out in expert order.
+    Gradients are summed over rounds. Gathered weights are sent, received and laid out in expert order.
     """
-    peers = layout.peers(0, degree)
+    num = len(sizes.layout.peers(0, degree))
     own = sizes.experts * sizes.dim * (sizes.wide + sizes.hidden) * sizes.itemsize // sizes.ranks
-    if len(peers) == 1:
-        return 0.0, own, 2
-    matrix = np.zeros((sizes.ranks, sizes.ranks), np.int64)
-    for start in range(0, sizes.ranks, len(peers)):
-        matrix[start : start + len(peers), start : start + len(peers)] = 1
-    return speeds.exchange(matrix, own), own * len(peers), 5
+    if num == 1:
+        return 0.0, 2 * own
+    matrix = np.kron(np.eye(sizes.ranks // num, dtype=np.int64), np.ones((num, num), np.int64))
+    return speeds.exchange(matrix, own), 5 * num * own
 
 
-def _pipelined(there: Sequence[float], work: Sequence[float], back: Sequence[float]) -> float:
+def _pipelined(there: Iterable[float], work: Iterable[float], back: Iterable[float]) -> float:
     """Return when the last of several rounds is back: one link each way, products in order."""
     sent = worked = returned = 0.0
     for a, b, c in zip(there, work, back, strict=True):
@@ -177,13 +160,12 @@ class Chooser:
         levels: Iterable[int] = (1,),
     ) -> None:
         self.sizes, self.speeds, self.limit = sizes, speeds, limit
-        degrees = ExpertLayout(sizes.ranks, sizes.experts).degrees
         self._every = [
             (replace(sending, degree=degree, parts=parts), level)
-            for degree, parts, level in product(degrees, PARTS, levels)
+            for degree, parts, level in product(sizes.layout.degrees, PARTS, levels)
             if degree or (parts, level) == (1, 1)
         ]
-        self._known: dict[tuple[int, int], tuple[Sending, int]] = {}
+        self._known: dict[tuple[int, ...], tuple[Sending, int]] = {}
 
     def best(self, counts: Counts) -> WayPrice:
         """Return the fastest way for a load that stays within the limit.
@@ -205,11 +187,10 @@ class Chooser:
         arrive = counts.sum(0)
         mean = max(float(arrive.mean()), 1.0)
         bucket = tuple(round(_BUCKET * math.log2(max(x, 1.0))) for x in (mean, float(arrive.max()) / mean))
-        known = self._known.get((bucket[0], bucket[1]))
-        if known is not None:
-            priced = price_of(*known, counts, self.sizes, self.speeds)
+        if bucket in self._known:
+            priced = price_of(*self._known[bucket], counts, self.sizes, self.speeds)
             if priced.held <= self.limit:
                 return priced
         found = self.best(counts)
-        self._known[bucket[0], bucket[1]] = (found.sending, found.levels)
+        self._known[bucket] = (found.sending, found.levels)
         return found

@@ -3,25 +3,64 @@
 Idea        All ranks know how many rows go from each to each, so a message is rows alone. In two levels, rows
             first go to the rank of the own node with the destination's number in its node, and from there to
             the other nodes: messages between nodes are larger, and fewer.
-Guarantee   Both deliver equal bits in equal order.
+            Before rows travel, ranks exchange numbers; one that refuses sends its reason in their place. A
+            rank that fails later writes its reason into the group's store, where those that wait look.
+Guarantee   Both ways deliver equal bits in equal order. What one rank refuses before rows travel, all refuse at
+            once, and the group works on. What fails later ends the wait of all in about a second.
 Complexity  One level: ``W - 1`` messages a rank. Two, with nodes of ``m``: ``m - 1`` and ``W / m - 1``.
-Gaps        The first of two levels is waited for; only the second runs while products do.
+Gaps        The first of two levels is waited for; only the second runs while products do. A group in which a
+            rank failed while rows travelled is of no use any more. Waits of other layers end with their timeout.
 Source      two-dimensional hierarchical exchange of Tutel (MLSys 2023)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
-from tightrope.core import TightropeError
+from tightrope.core import RankError, TightropeError
 from tightrope.native.hook.lending import Lent
 from tightrope_experts.layout import Counts
 
 Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""
+_PATIENCE: Final = timedelta(seconds=1)
+_LONGEST: Final = 2000
+"""Bytes of a reason that travel."""
+
+
+def _key(group: dist.ProcessGroup | None) -> str:
+    return f"tightrope_experts/{(group or dist.group.WORLD).group_name}/failed"
+
+
+def _reason(group: dist.ProcessGroup | None, error: Exception) -> bytes:
+    return f"Rank {dist.get_rank(group)} failed. {error or type(error).__name__}".encode()[:_LONGEST]
+
+
+@contextmanager
+def guarded(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Tell ranks that wait in `MoEAcross` of an error in this block, which may be a whole step.
+
+    Raises:
+        RankError: on the others, in about a second; the group is of no use any more.
+
+    Example:
+        >>> with guarded():  # doctest: +SKIP
+        ...     model(x).sum().backward()
+    """
+    try:
+        yield
+    except RankError:
+        raise
+    except Exception as error:  # whatever it is: others wait for this rank
+        _get_default_store().set(_key(group), _reason(group, error))
+        raise
 
 
 class Mesh:
@@ -46,12 +85,49 @@ class Mesh:
             self._inside = _group_of(lines, members[self.rank])
             self._between = _group_of([list(one) for one in zip(*lines, strict=True)], members[self.rank])
 
-    def counts(self, own: Tensor) -> Counts:
-        """Return the (W, n) integers of all ranks; ``own`` is (n,) int64."""
+    def agreed(self, own: Tensor, error: Exception | None = None) -> Counts:
+        """Return the (W, n) integers of all ranks; ``own`` is (n,) int64.
+
+        Args:
+            own: of this rank; nothing looks at them where it refuses.
+            error: why this rank refuses.
+
+        Raises:
+            RankError: on all ranks, where one refuses; its text is that of the error.
+        """
+        text = _reason(self.group, error) if error else b""
+        every = self._every(torch.cat([own, own.new_tensor([len(text)])]))
+        lengths = every[:, -1]
+        if lengths.any():
+            padded = torch.tensor(list(text.ljust(int(lengths.max()), b"\0")), dtype=torch.uint8)
+            first = int(lengths.nonzero()[0][0])
+            said = bytes(self._every(padded)[first, : lengths[first]]).decode(errors="replace")
+            raise RankError(said) from error
+        return every[:, :-1]
+
+    def _every(self, own: Tensor) -> Counts:
         every = own.new_empty(self.ranks, len(own))
-        dist.all_gather(list(every.unbind()), own, group=self.group)
+        self._wait(dist.all_gather(list(every.unbind()), own, group=self.group, async_op=True))
         found: Counts = every.numpy()
         return found
+
+    def _wait(self, work: Any) -> None:
+        """Wait, and look now and then whether a rank failed.
+
+        Raises:
+            RankError: one did, and said why.
+        """
+        while True:
+            try:
+                work.wait(_PATIENCE)
+                return
+            except RuntimeError:  # the patience is over, or the work failed
+                ended, store, key = work.is_completed(), _get_default_store(), _key(self.group)
+                if store.check([key]):
+                    raise RankError(store.get(key).decode(errors="replace")) from None
+                if ended:
+                    work.wait()  # it may have ended well just now
+                    return
 
     def post(self, rows: Tensor, matrix: Counts) -> Coming:
         """Send rows, sorted by destination, while others send theirs.
@@ -60,9 +136,11 @@ class Mesh:
             rows: (number, ...), contiguous; may be dropped at once.
             matrix: (from, to) rows of all ranks.
         """
+        if np.trace(matrix) == matrix.sum():  # all stay
+            return lambda: rows
         if self.node:
             return self._post_in_two(rows, matrix)
-        return _sent(rows, matrix[self.rank], matrix[:, self.rank], self.group)
+        return self._sent(rows, matrix[self.rank], matrix[:, self.rank], self.group)
 
     def _post_in_two(self, rows: Tensor, matrix: Counts) -> Coming:
         size, num = self.node, self.ranks // self.node
@@ -71,50 +149,47 @@ class Mesh:
         mine = cube[here, place]  # (node, place) of receivers
         rows = rows[_turned(mine)]
         arrive = cube[here, :, :, place]  # (place of the sender, node of the receiver)
-        inside = _sent(rows, mine.sum(0), arrive.sum(1), self._inside)()
+        inside = self._sent(rows, mine.sum(0), arrive.sum(1), self._inside)()
         inside = inside[_turned(arrive)]
         last = cube[:, :, here, place]  # (node, place) of senders
-        return _sent(inside, arrive.sum(0), last.sum(1), self._between)
+        return self._sent(inside, arrive.sum(0), last.sum(1), self._between)
 
     def gathered(self, part: Tensor, peers: range) -> Tensor:
         """Return the parts of some ranks, which call this together: (peers, *shape)."""
-        if len(peers) == 1:
-            return part.unsqueeze(0)
-        rows = part.reshape(1, -1).expand(len(peers), -1).contiguous()
+        rows = part.reshape(1, -1).expand(len(peers), -1)
         return self._among(rows, peers).view(len(peers), *part.shape)
 
     def reduced(self, parts: Tensor, peers: range) -> Tensor:
         """Return the sum of what some ranks hold of the own part; ``parts`` is (peers, *shape)."""
-        if len(peers) == 1:
-            return parts[0]
-        came = self._among(parts.reshape(len(peers), -1).contiguous(), peers)
-        return came.sum(0).view(parts.shape[1:])
+        came = self._among(parts.reshape(len(peers), -1), peers)
+        return came.sum(0).view(parts.shape[1:]) if len(peers) > 1 else parts[0]
 
     def _among(self, rows: Tensor, peers: range) -> Tensor:
+        if len(peers) == 1:
+            return rows
         splits = np.zeros(self.ranks, np.int64)
         splits[peers.start : peers.stop] = 1
-        return _sent(rows, splits, splits, self.group)()
+        return self._sent(rows, splits, splits, self.group)()
+
+    def _sent(self, rows: Tensor, out: Counts, into: Counts, group: dist.ProcessGroup | None) -> Coming:
+        came = rows.new_empty(int(into.sum()), *rows.shape[1:])
+        lent = Lent(came, rows.contiguous())
+        to, of = lent.take()
+        work = [dist.all_to_all_single(to, of, into.tolist(), out.tolist(), group=group, async_op=True)]
+        del to, of
+
+        def wait() -> Tensor:
+            self._wait(work.pop())
+            lent.back()
+            return came
+
+        return wait
 
 
 def _group_of(lines: list[list[int]], rank: int) -> dist.ProcessGroup:
     """Make a group of each line, on all ranks, and return the one with a rank."""
     made: list[tuple[bool, dist.ProcessGroup]] = [(rank in line, dist.new_group(line)) for line in lines]
     return next(group for own, group in made if own)
-
-
-def _sent(rows: Tensor, out: Counts, into: Counts, group: dist.ProcessGroup | None) -> Coming:
-    came = rows.new_empty(int(into.sum()), *rows.shape[1:])
-    lent = Lent(came, rows.contiguous())
-    to, of = lent.take()
-    work = [dist.all_to_all_single(to, of, into.tolist(), out.tolist(), group=group, async_op=True)]
-    del to, of
-
-    def wait() -> Tensor:
-        work.pop().wait()
-        lent.back()
-        return came
-
-    return wait
 
 
 def _turned(counts: Counts) -> Tensor:

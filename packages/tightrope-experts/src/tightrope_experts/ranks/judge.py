@@ -30,7 +30,7 @@ def check_traffic(
     Args:
         counts: rows of each rank by expert.
         sends: see `Sends`.
-        degree: ranks that each row goes to; at least 1.
+        degree: ranks that each row goes to; 0 = it stays, and every rank holds all experts.
         most: rows that a rank receives in a round, at most.
         keep: rows that a rank keeps, at most.
         kept: by round and receiver.
@@ -42,7 +42,7 @@ def check_traffic(
     experts = [[e for e, number in enumerate(row) for _ in range(number)] for row in counts]
     holders = max(num_ranks // num_experts, 1)
     per_rank = max(num_experts // num_ranks, 1)
-    group = holders // degree
+    group = holders // max(degree, 1)
     went: Counter[tuple[int, int, int]] = Counter()
     holds = [0] * num_ranks
     for at, froms in enumerate(sends):
@@ -60,15 +60,15 @@ def check_traffic(
                         raise JudgeError(f"Round {at}: rank {sender} has no row {row}.")
                     expert = experts[sender][row]
                     first = expert * holders if holders > 1 else expert // per_rank
-                    if not first <= to < first + holders:
+                    if not (first <= to < first + holders if degree else to == sender):
                         raise JudgeError(
                             f"Round {at}: row {row} of rank {sender} goes to rank {to}, which does not hold "
                             f"expert {expert}."
                         )
-                    went[sender, row, (to - first) // group] += 1
+                    went[sender, row, (to - first) // group if degree else 0] += 1
     for sender, rows_of_it in enumerate(experts):
         for row in range(len(rows_of_it)):
-            for part in range(degree):
+            for part in range(max(degree, 1)):
                 if (number := went[sender, row, part]) != 1:
                     raise JudgeError(
                         f"Row {row} of rank {sender} meets part {part} of its expert {number} times."
