@@ -38,12 +38,13 @@ def refusal() -> str:
 
 
 @contextmanager
-def cluster(num: int, bits: float) -> Iterator[list[str]]:
+def cluster(num: int, bits: float, *, both: bool = False) -> Iterator[list[str]]:
     """Make nodes that send at most so many bits per second each; yield their namespaces.
 
     Args:
         num: of nodes, at most 250.
         bits: per second.
+        both: whether they receive no more, either.
     """
     own = f"tight{os.getpid()}"
     names = [f"{own}n{node}" for node in range(num)]
@@ -72,6 +73,8 @@ def cluster(num: int, bits: float) -> Iterator[list[str]]:
             for device in ("link0", "lo"):
                 _in(name, "ip", "link", "set", device, "up")
             _in(name, "tc", "qdisc", "add", "dev", "link0", "root", *_bucket(bits))
+            if both:
+                _in(own, "tc", "qdisc", "add", "dev", f"port{node}", "root", *_bucket(bits))
         yield names
     finally:
         for name in (*names, own):

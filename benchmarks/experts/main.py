@@ -1,4 +1,4 @@
-"""What experts cost: ``python -m benchmarks experts [--pairs 11] [--quick] [--ranks] [--json FILE]``.
+"""What experts cost: ``python -m benchmarks experts [--pairs 11] [--quick] [--ranks | --models] [--json F]``.
 
 M2  the products of a step, forward and backward, over those of one dense layer with the same operations, of
     groups (``grouped_mm``) and of experts padded to the fullest, in interleaved pairs of thread-CPU time
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks._measure import paired_ratio
+from benchmarks.experts.models import families
 from benchmarks.experts.ranks import tables
 from tightrope_experts import MoE, capacity_of, limited, places_of
 from tightrope_experts.products import gather, gather_backward, spread, spread_backward
@@ -220,8 +221,12 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--quick", action="store_true", help="3 pairs and 20 steps")
     parser.add_argument("--ranks", action="store_true", help="experts over ranks, modelled and run")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--models", action="store_true", help="models of transformers under a budget")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.models:
+        _write(options.json, {"models": families(console, 3 if options.quick else options.pairs)})
+        return 0
     if options.ranks:
         _write(options.json, tables(console))
         return 0

@@ -17,7 +17,7 @@ from tightrope.core import DeviceLink
 from tightrope_experts import MoE
 from tightrope_experts.layout import Counts
 from tightrope_experts.ranks import MoEAcross, Sending
-from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
+from tightrope_experts.ranks.choose import PARTS, Chooser, Speeds, price_of
 from tightrope_experts.sizes import ExpertSizes
 
 _STEPS: Final = 16
@@ -70,23 +70,20 @@ def _trace(rank: int) -> dict[str, float]:
     layer, x = _layer(sizes), torch.randn(sizes.tokens, sizes.dim)
     slow = DeviceLink("slow", 5e-4, BITS / 8)
     chooser = Chooser(sizes, Speeds(_speed(layer, sizes), slow, slow), 1 << 40)
-    loads, fixed = list(drift(sizes, _STEPS)), {}
-    for degree, parts in ((0, 1), (1, 1), (1, 2), (1, 4)):
-        layer.sending, spent = Sending(degree, parts), 0.0
-        for load in loads:
-            _told(layer, load, rank)
-            spent += _step(layer, x)
-        fixed[degree, parts] = spent
-    spent, used = 0.0, set()
-    for load in loads:
+    ways = {(0, 1): 0.0, **dict.fromkeys(((1, parts) for parts in PARTS), 0.0)}
+    chosen, used = 0.0, set()
+    for load in drift(sizes, _STEPS):
         _told(layer, load, rank)
+        for way in ways:
+            layer.sending = Sending(*way)
+            ways[way] += _step(layer, x)
         layer.sending = chooser.choose(load).sending
         used.add((layer.sending.degree, layer.sending.parts))
-        spent += _step(layer, x)
+        chosen += _step(layer, x)
     return {
-        "trace: best fixed / chosen": min(fixed.values()) / spent,
-        **{f"trace: degree {d}, parts {p}, s": seconds for (d, p), seconds in fixed.items()},
-        "trace: chosen, s": spent,
+        "trace: best fixed / chosen": min(ways.values()) / chosen,
+        **{f"trace: degree {d}, parts {p}, s": seconds for (d, p), seconds in ways.items()},
+        "trace: chosen, s": chosen,
         "trace: different choices": float(len(used)),
     }
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import tightrope
 from benchmarks._measure import HighWater
-from tightrope.core import DeviceLink, TightropeError
+from tightrope.core import DeviceLink, RankError, TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope_experts import MoE
-from tightrope_experts.ranks import MoEAcross, Sending
+from tightrope_experts.ranks import MoEAcross, Sending, guarded
 from tightrope_experts.ranks.choose import Speeds, price_of
 from tightrope_experts.ranks.exchange import Mesh
 from tightrope_experts.sizes import ExpertSizes
@@ -136,23 +136,84 @@ def two_levels_equal(rank: int, world: int, node: int) -> bool:
     return same
 
 
+def layers_that_do_not_fit(rank: int, world: int) -> list[str]:
+    """Return what a rank says of layers that its ranks do not divide, and whether a good one works then."""
+    odd = MoE(DIM, 33, num_experts=1), MoE(DIM, HIDDEN, num_experts=1, bias=True), MoE(DIM, 4, num_experts=3)
+    said = []
+    for layer, node in [*((one, 0) for one in odd), (full_layer(4), 3)]:
+        before = {name: one.clone() for name, one in layer.named_parameters()}
+        try:
+            MoEAcross(layer, node=node)
+        except TightropeError as error:
+            said.append(str(error))
+        assert all(torch.equal(one, before[name]) for name, one in layer.named_parameters())
+    MoEAcross(full_layer(4))(tokens_of(rank))
+    return said
+
+
+REFUSED = {
+    "nan": "Rank 1 failed. A gate is NaN or infinite. Look at the router's inputs and weights.",
+    "width": "Rank 1 failed. x has shape (40, 15). The layer takes (..., 16).",
+    "type": "Rank 1 failed. Tokens are torch.float64 and experts torch.float32. Give one type.",
+    "expert": "Rank 1 failed. A token chose expert 9 of 0 to 3.",
+    "settings": "Settings differ between ranks. Give every rank the same.",
+    "degree": "degree=2: 4 experts on 2 ranks have the degrees 0, 1.",
+    "most": "most=1: a round has up to a row of each rank and lane, 4 here. Give at least that.",
+}
+
+
 def refusals(rank: int, world: int) -> list[str]:
-    """Return what a rank says where another one's gates are NaN, and where settings differ."""
+    """Return what a rank says, case by case: rank 1 is wrong in most of them, and both in the last."""
     across = MoEAcross(full_layer(4))
     said = []
-    for nan in (True, False):
-        x = tokens_of(rank)
-        if nan and rank == 1:
-            x[:] = torch.nan
-        across.sending = Sending(parts=1 if nan else 1 + rank)
+    for case in REFUSED:
+        x, odd = tokens_of(rank), rank == 1
+        across.sending = Sending(
+            degree=2 if case == "degree" else 1,
+            parts=2 if odd and case == "settings" else 1,
+            most=1 if case == "most" else 99,
+        )
         try:
-            across(x)
-            said.append("")
+            if odd and case == "nan":
+                x[:] = torch.nan
+            if odd and case == "width":
+                x = x[:, :15]
+            if odd and case in ("type", "expert"):
+                chosen = torch.full((len(x), 2), 9 if case == "expert" else 0)
+                across.mixed(x.double() if case == "type" else x, chosen, torch.ones(len(x), 2))
+            else:
+                across(x)
         except TightropeError as error:
             said.append(str(error))
     across.sending = Sending()
     said.append(str(tuple(across(tokens_of(rank)).shape)))  # the ranks still understand each other
     return said
+
+
+def failures(rank: int, world: int, place: str) -> str:
+    """Let rank 1 fail before the layer, or while rows travel; it ends when the other has heard of it."""
+    across = MoEAcross(full_layer(4), sending=Sending(parts=4))
+    given, calls = across.activation, [0]
+    store = dist.distributed_c10d._get_default_store()
+
+    def activation(before: Tensor) -> Tensor:
+        calls[0] += 1
+        if rank and calls[0] == {"before": 0, "forward": 2, "backward": 6}[place]:
+            raise MemoryError("no bytes are left")
+        return given(before)
+
+    across.activation = activation
+    try:
+        with guarded():
+            if rank and place == "before":
+                raise MemoryError("no bytes are left")
+            loss_of(across(tokens_of(rank).requires_grad_())).backward()  # type: ignore[no-untyped-call]
+    except (MemoryError, RankError) as error:
+        if not rank:
+            store.set("heard", "")
+        store.wait(["heard"], timedelta(seconds=40))
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def bytes_held(rank: int, world: int, experts: int, ways: list[Sending]) -> list[tuple[int, int]]:

@@ -6,9 +6,12 @@ import random
 import numpy as np
 import pytest
 from across_ranks import (
+    REFUSED,
     adversarial,
     bytes_held,
     differences,
+    failures,
+    layers_that_do_not_fit,
     refusals,
     started,
     two_levels_equal,
@@ -158,11 +161,25 @@ def test_two_levels_deliver_equal_bits(ranks: int, node: int) -> None:
     assert started(two_levels_equal, ranks, node) == [True] * ranks
 
 
-def test_an_error_of_one_rank_is_raised_on_all() -> None:
-    for rank, (nan, sending, after) in enumerate(started(refusals, 2)):
-        assert nan == "Rank 1 failed. A gate is NaN or infinite. Look at the router's inputs and weights."
-        assert sending == "Settings differ between ranks. Give every rank the same."
+def test_what_one_rank_refuses_is_raised_on_all_and_the_group_works_on() -> None:
+    for rank, (*said, after) in enumerate(started(refusals, 2)):
+        assert said == list(REFUSED.values())
         assert after == f"({(13, 40)[rank]}, 16)"
+
+
+def test_layers_that_ranks_do_not_divide_are_refused_and_stay_as_they_were() -> None:
+    for hidden, bias, experts, node in started(layers_that_do_not_fit, 2):
+        assert hidden == "hidden=33 does not divide into the 2 slices of an expert."
+        assert bias == "An expert is cut into 2 slices, and its bias cannot be. Use bias=False."
+        assert experts.startswith("3 experts do not divide over 2 ranks: some rank would own none")
+        assert node == "node=3 does not divide 2 ranks."
+
+
+@pytest.mark.parametrize("place", ["before", "forward", "backward"])
+def test_a_rank_that_fails_in_the_middle_of_a_step_ends_the_wait_of_the_other(place: str) -> None:
+    heard, own = started(failures, 2, place)
+    assert own == "MemoryError: no bytes are left"
+    assert heard == "RankError: Rank 1 failed. no bytes are left"
 
 
 @pytest.mark.skipif(compiler() is None, reason="bytes are counted by the allocator hook")

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -40,6 +41,11 @@ def given(**others) -> Tensor:  # type: ignore[no-untyped-def]
     """Call `mix` on drawn values, some of which are others."""
     values = dict(zip(("x", "chosen", "gates", "up", "down"), drawn("even", 2), strict=True))
     return mix(**{**values, "activation": glu, **others})
+
+
+def as_float8() -> dict[str, Tensor]:
+    x, _, _, up, down = (one.to(torch.float8_e4m3fn) for one in drawn("even", 2))
+    return {"x": x, "up": up, "down": down}
 
 
 def close(found: Tensor, right: Tensor) -> None:
@@ -229,7 +235,12 @@ def test_models_of_transformers_train_as_with_their_own_experts(family: str) -> 
             ),
             "A gate is NaN",
         ),
-        (lambda: register(rows=0), "rows=0"),
+        (
+            lambda: MoE(8, 8, num_experts=8, capacity=0.9)(torch.ones(8, 8)),
+            "leaves no row for an expert: 8 tok",
+        ),
+        (lambda: MoE(8, 8, num_experts=2, rows=2.5), "rows=2.5"),  # type: ignore[arg-type]
+        (lambda: given(**as_float8()), "This cpu does not compute in torch.float8_e4m3fn"),
         (lambda: MoE(8, 8, num_experts=2, rows=0), "rows=0"),
         (lambda: MoE(0, 8, num_experts=2), "dim=0"),
         (lambda: MoE(8, 8, num_experts=2, activation=functional.dropout), "It is random"),
@@ -255,9 +266,54 @@ def test_what_does_not_fit_is_refused_in_words(make, said) -> None:  # type: ign
         make()
 
 
+def test_bf16_without_a_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.mm
+
+    def mm(left: Tensor, right: Tensor, **others: Tensor) -> Tensor:
+        if left.dtype == torch.bfloat16:
+            raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'BFloat16'")
+        return plain(left, right, **others)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(TightropeError, match=re.escape("does not compute in torch.bfloat16")),
+    ):
+        given(activation=lambda before: glu(before))
+
+
+def test_bf16_without_the_kernels_of_mkldnn_gives_the_same() -> None:
+    torch.manual_seed(0)
+    layer, x = MoE(16, 12, num_experts=6, k=2).bfloat16(), torch.randn(60, 16, dtype=torch.bfloat16)
+    right = layer(x)
+    with torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None):
+        assert torch.allclose(layer(x), right, rtol=0.05, atol=0.02)
+
+
+def test_what_is_refused_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    moe = pytest.importorskip("transformers.integrations.moe")
+    registered = type(moe.ALL_EXPERTS_FUNCTIONS)
+    monkeypatch.setattr(registered, "_global_mapping", dict(registered._global_mapping))
+    registered._global_mapping.pop("tightrope", None)
+    for rows in (0, -3, 1.5):
+        with pytest.raises(TightropeError, match=f"rows={rows}: give a whole number from 1"):
+            register(rows)  # type: ignore[arg-type]
+    assert "tightrope" not in registered._global_mapping
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)
+    with pytest.raises(TightropeError, match="is not installed: pip install"):
+        register()
+    assert "tightrope" not in registered._global_mapping
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", moe)
+    register()
+    assert "tightrope" in registered._global_mapping
+
+
 def test_no_token_and_noise_that_only_training_has() -> None:
     layer = MoE(8, 16, num_experts=4, k=2, noise=1.0)
-    assert layer(torch.ones(0, 8)).shape == (0, 8)
+    for capacity in (0.0, 1.0, -1.0):
+        layer.capacity = capacity
+        assert layer(torch.ones(0, 8)).shape == (0, 8)
+    layer.capacity = 0.0
     x = torch.randn(40, 8)
     torch.manual_seed(0)
     first = layer(x)

@@ -7,34 +7,15 @@ from tightrope.core.lazy import lazily
 if TYPE_CHECKING:
     from tightrope_experts.capacity import capacity_of, limited, load_of, places_of
     from tightrope_experts.interface import register
-    from tightrope_experts.layer import ACTIVATIONS, Activation, MoE, mix
-    from tightrope_experts.sizes import ROWS
+    from tightrope_experts.layer import MoE, mix
 
 __getattr__ = lazily(
     __name__,
     {
-        "ACTIVATIONS": "layer",
-        "Activation": "layer",
-        "MoE": "layer",
-        "ROWS": "sizes",
-        "capacity_of": "capacity",
-        "limited": "capacity",
-        "load_of": "capacity",
-        "mix": "layer",
-        "places_of": "capacity",
+        **dict.fromkeys(("capacity_of", "limited", "load_of", "places_of"), "capacity"),
+        **dict.fromkeys(("MoE", "mix"), "layer"),
         "register": "interface",
     },
 )
 
-__all__ = [
-    "ACTIVATIONS",
-    "ROWS",
-    "Activation",
-    "MoE",
-    "capacity_of",
-    "limited",
-    "load_of",
-    "mix",
-    "places_of",
-    "register",
-]
+__all__ = ["MoE", "capacity_of", "limited", "load_of", "mix", "places_of", "register"]

@@ -1,16 +1,13 @@
 """Experts of models of transformers: ``register()``, then ``experts_implementation="tightrope"``."""
 
-from typing import Any, Final
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from tightrope.core import TightropeError
 from tightrope_experts.layer import mix
 from tightrope_experts.layout import check_count
 from tightrope_experts.sizes import ROWS
-
-NAME: Final = "tightrope"
 
 
 def register(rows: int = ROWS) -> None:
@@ -20,34 +17,30 @@ def register(rows: int = ROWS) -> None:
         rows: multiplied at once, at most.
 
     Raises:
-        TightropeError: transformers is missing, or has no interface for experts.
+        TightropeError: transformers is missing, or has no interface for experts; nothing is registered.
     """
+    check_count("rows", rows, low=1)
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError as error:
         raise TightropeError(
             "transformers with an interface for experts is not installed: pip install 'transformers>=5'."
         ) from error
-    check_count("rows", rows, low=1)
 
-    def forward(experts: torch.nn.Module, x: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
-        return _forward(experts, x, chosen, gates, rows)
+    def forward(experts: Any, x: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
+        if experts.has_post_expert_norm:
+            raise TightropeError(
+                f"{type(experts).__name__} normalises each expert's result, which is not supported. Use "
+                'experts_implementation="grouped_mm".'
+            )
+        if experts.has_gate:
+            up, activation, name = experts.gate_up_proj, experts._apply_gate, "gate_up_proj_bias"
+        else:
+            up, activation, name = experts.up_proj, experts.act_fn, "up_proj_bias"
+        biases = (getattr(experts, name), experts.down_proj_bias) if experts.has_bias else (None, None)
+        return mix(
+            x, chosen, gates, up, experts.down_proj, activation,
+            biases=biases, rows=rows, transposed=experts.is_transposed,
+        )  # fmt: skip
 
-    ALL_EXPERTS_FUNCTIONS.register(NAME, forward)
-
-
-def _forward(experts: Any, x: Tensor, chosen: Tensor, gates: Tensor, rows: int) -> Tensor:
-    if experts.has_post_expert_norm:
-        raise TightropeError(
-            f"{type(experts).__name__} normalises each expert's result, which is not supported. Use "
-            'experts_implementation="grouped_mm".'
-        )
-    if experts.has_gate:
-        up, activation, name = experts.gate_up_proj, experts._apply_gate, "gate_up_proj_bias"
-    else:
-        up, activation, name = experts.up_proj, experts.act_fn, "up_proj_bias"
-    biases = (getattr(experts, name), experts.down_proj_bias) if experts.has_bias else (None, None)
-    return mix(
-        x, chosen, gates, up, experts.down_proj, activation,
-        biases=biases, rows=rows, transposed=experts.is_transposed,
-    )  # fmt: skip
+    ALL_EXPERTS_FUNCTIONS.register("tightrope", forward)

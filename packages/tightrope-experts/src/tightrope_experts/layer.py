@@ -25,17 +25,12 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
 
 
 class Weights(NamedTuple):
-    """Weights of experts, or their gradients.
+    """Weights of experts, or their gradients, in any memory order."""
 
-    Attributes:
-        up, down: (E, W, M) and (E, M, H), in any memory order.
-        up_bias, down_bias: (E, W) and (E, M), or None.
-    """
-
-    up: Tensor
-    down: Tensor
-    up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
+    up: Tensor  # (E, W, M)
+    down: Tensor  # (E, M, H)
+    up_bias: Tensor | None = None  # (E, W)
+    down_bias: Tensor | None = None  # (E, M)
 
 
 def forward_of(
@@ -92,14 +87,11 @@ _CHECKED: "weakref.WeakKeyDictionary[Any, set[Any]]" = weakref.WeakKeyDictionary
 def check_activation(activation: Activation, *, before: tuple[int, int], like: Tensor) -> None:
     """Call an activation twice on a few rows, the first time that it is seen, and multiply them.
 
-    Args:
-        activation: looked at; random states stay as they are.
-        before: numbers of a row before and behind it.
-        like: with the type and device of rows.
+    Random states stay as they are. ``before`` are the numbers of a row before and behind it.
 
     Raises:
-        TightropeError: it is random, writes over its input or returns other rows, or the device multiplies
-            no numbers of the type.
+        TightropeError: it is random, writes over its input or returns other rows, or the device of ``like``
+            does not compute in its type.
     """
     owner = getattr(activation, "__self__", None)
     key = (getattr(activation, "__name__", ""), before, like.dtype, like.device)
@@ -112,14 +104,14 @@ def check_activation(activation: Activation, *, before: tuple[int, int], like: T
     rows = torch.linspace(-2, 2, 3 * before[0]).view(3, -1).to(like)
     kept, said = rows.clone(), ""
     with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast(like.device.type, enabled=False):
+        torch.manual_seed(0)
         try:
             torch.mm(rows, rows.t())
-        except RuntimeError as error:
+            first = activation(rows)
+        except NotImplementedError as error:  # torch's, where it has no kernel
             raise TightropeError(
-                f"This {like.device.type} does not multiply matrices of {like.dtype}. Use torch.float32."
+                f"This {like.device.type} does not compute in {like.dtype}. Use torch.float32."
             ) from error
-        torch.manual_seed(0)
-        first = activation(rows)
         if not torch.equal(rows, kept):
             said = "It writes over its input: leave out inplace=True."
         elif first.shape != (3, before[1]) or first.dtype != rows.dtype:
@@ -186,7 +178,8 @@ def mix(
     _check_fit(x, chosen, gates, weights)
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, up.dtype, down.dtype):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weights = x.to(dtype), Weights(*(None if one is None else one.to(dtype) for one in weights))
+        up_bias, down_bias = (None if one is None else one.to(dtype) for one in biases)
+        x, weights = x.to(dtype), Weights(weights.up.to(dtype), weights.down.to(dtype), up_bias, down_bias)
     floats = {one.dtype for one in (x, *weights) if one is not None}
     if len(floats) > 1 or not x.is_floating_point():
         raise TightropeError(
@@ -200,25 +193,20 @@ def mix(
 
 
 def _check_fit(x: Tensor, chosen: Tensor, gates: Tensor, weights: Weights) -> None:
-    num_experts, wide, dim = weights.up.shape
-    result = weights.down.shape[1]
-    for name, one, width in (("up", weights.up_bias, wide), ("down", weights.down_bias, result)):
-        if one is not None and one.shape != (num_experts, width):
-            raise TightropeError(
-                f"The bias of {name} has shape {tuple(one.shape)}. Give ({num_experts}, {width})."
-            )
-    if x.dim() != 2 or x.shape[1] != dim:
-        raise TightropeError(
-            f"x has shape {tuple(x.shape)}. Experts take tokens of {dim} numbers: (T, {dim})."
-        )
+    (num_experts, wide, dim), result = weights.up.shape, weights.down.shape[1]
     whole = not chosen.is_floating_point() and chosen.dtype != torch.bool and gates.is_floating_point()
     if not whole or chosen.shape != gates.shape or chosen.dim() != 2 or not chosen.shape[1]:
         raise TightropeError(
-            f"chosen is {chosen.dtype} {tuple(chosen.shape)} and gates are {gates.dtype} {tuple(gates.shape)}. "
-            f"Give int64 and a floating-point type, both (T, k), with k of at least 1."
+            f"chosen is {chosen.dtype} {tuple(chosen.shape)}, and gates {gates.dtype} {tuple(gates.shape)}. "
+            "Give int64 and a floating-point type, both (T, k), with k of at least 1."
         )
-    if len(chosen) != len(x):
-        raise TightropeError(f"chosen has {len(chosen)} rows. Give one per token: {len(x)}.")
+    for name, one, right in (
+        ("x", x, (len(chosen), dim)),
+        ("The bias of up", weights.up_bias, (num_experts, wide)),
+        ("The bias of down", weights.down_bias, (num_experts, result)),
+    ):
+        if one is not None and one.shape != right:
+            raise TightropeError(f"{name} has shape {tuple(one.shape)}. Give {right}.")
 
 
 class MoE(nn.Module):
@@ -316,9 +304,7 @@ class MoE(nn.Module):
         """Return what the experts of each token make of it: (..., M), as ``x``."""
         dim = self.router.in_features
         if not x.dim() or x.shape[-1] != dim:
-            self.refuse(
-                f"x has shape {tuple(x.shape)}. The layer takes tokens of {dim} numbers: (..., {dim})."
-            )
+            self.refuse(f"x has shape {tuple(x.shape)}. The layer takes (..., {dim}).")
         tokens = x.reshape(-1, dim)
         return self.mixed(tokens, *self.route(tokens)).view_as(x)
 

@@ -36,10 +36,6 @@ def check_count(name: str, value: int, *, low: int) -> None:
 class ExpertLayout:
     """Experts over ranks.
 
-    Args:
-        ranks: ``W``.
-        experts: ``E``.
-
     Raises:
         TightropeError: neither number divides the other.
 
@@ -48,8 +44,8 @@ class ExpertLayout:
         ((0, 1, 2, 4), (0, 1))
     """
 
-    ranks: int
-    experts: int
+    ranks: int  # W
+    experts: int  # E
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.experts < 1:
@@ -121,17 +117,12 @@ class Sending:
 class Traffic:
     """Rows of one step, and the rounds that they travel in.
 
-    Attributes:
-        layout: see there.
-        counts: (W, E) rows of each rank by expert.
-        sending: see there.
-
     Raises:
         TightropeError: the layout does not have the degree, or a round cannot be as small as ``most``.
     """
 
     layout: ExpertLayout
-    counts: Counts
+    counts: Counts  # (W, E) rows of each rank by expert
     sending: Sending
 
     def __post_init__(self) -> None:
@@ -177,7 +168,8 @@ class Traffic:
         """(..., from, lanes) to (..., from, to)."""
         ranks, degree = len(self.counts), self.sending.degree
         if not degree:
-            return by_lane.sum(-1, keepdims=True) * np.eye(ranks, dtype=np.int64)
+            stay: Counts = by_lane.sum(-1, keepdims=True) * np.eye(ranks, dtype=np.int64)
+            return stay
         every = [by_lane[..., self.layout.lanes(rank, degree)].sum(-1) for rank in range(ranks)]
         return np.stack(every, axis=-1)
 
@@ -200,7 +192,8 @@ class Traffic:
     @cached_property
     def again(self) -> Counts:
         """(rounds, from, to): rows that the backward sends again."""
-        return np.where(self.kept[:, None], 0, self.matrices)
+        found: Counts = np.where(self.kept[:, None], 0, self.matrices)
+        return found
 
     def rows_of(self, rank: int, at: int) -> Counts:
         """Return which of a rank's rows, sorted by expert, it sends in a round, in order of destination."""

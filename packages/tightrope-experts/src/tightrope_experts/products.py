@@ -12,12 +12,12 @@ Source      dropless products of MegaBlocks (MLSys 2023); gradients of gates wit
 
     chosen (T, k)  --sort-->  rows of expert 0 | rows of expert 1 | ... | rows of no expert
 
-All ops take ``chosen`` (T, k) int64, where ``E`` stands for no expert, ``weights`` (E, outputs, inputs) in any
-memory order, ``bias`` (E, outputs) or None, and ``rows``, which are multiplied at once, at most.
+All ops take ``chosen`` (T, k) int64, where ``E`` stands for no expert, ``weights`` (E, outputs, inputs) in
+any memory order, ``bias`` (E, outputs) or None, and ``rows``, the most that are multiplied at once.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,26 +26,26 @@ from tightrope.core import TightropeError
 
 
 class _Routing(NamedTuple):
-    """Rows sorted by expert.
-
-    Attributes:
-        rows: (T * k): a row's place in ``chosen.T``.
-        tokens: (T * k): its token.
-        counts: rows of each expert.
-    """
+    """Rows sorted by expert: their places in ``chosen.T``, their tokens, and how many each expert has."""
 
     rows: Tensor
     tokens: Tensor
     counts: list[int]
 
-    def rounds(self, most: int) -> Iterator[tuple[int, slice, bool]]:
-        """Yield the expert of every round, its rows, and whether it is the expert's first."""
+    def rounds(self, most: int) -> Iterator[tuple[int, slice, Tensor, int]]:
+        """Yield the expert of every round, its rows, their tokens, and 0 where it is the expert's first."""
         start = 0
         for expert, count in enumerate(self.counts):
             end = start + count
             for at in range(start, end, most):
-                yield expert, slice(at, min(at + most, end)), at == start
+                here = slice(at, min(at + most, end))
+                yield expert, here, self.tokens[here], int(at > start)
             start = end
+
+    def rest(self, made: Tensor) -> Tensor:
+        """Set the rows of no expert to 0."""
+        made[sum(self.counts) :].zero_()
+        return made
 
     def like(self, weights: Tensor) -> Tensor:
         """Make room for the gradients of weights; it is 0 where an expert has no rows."""
@@ -55,13 +55,12 @@ class _Routing(NamedTuple):
                 made[expert].zero_()
         return made
 
+    def sorted(self, gates: Tensor, like: Tensor) -> Tensor:
+        """Return gates (T, k) in the order of rows: (T * k, 1)."""
+        return gates.t().reshape(-1)[self.rows].to(like.dtype).unsqueeze(1)
+
 
 def _routed(chosen: Tensor, num_experts: int) -> _Routing:
-    """Sort rows by expert; ``num_experts`` stands for no expert, and comes last.
-
-    Raises:
-        TightropeError: there is no such expert.
-    """
     flat = chosen.t().reshape(-1)
     if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) <= num_experts:
         raise TightropeError(
@@ -73,21 +72,8 @@ def _routed(chosen: Tensor, num_experts: int) -> _Routing:
     return _Routing(rows, rows % max(len(chosen), 1), counts)
 
 
-def _sorted(gates: Tensor, routing: _Routing, like: Tensor) -> Tensor:
-    """Return gates (T, k) in the order of rows: (T * k, 1)."""
-    return gates.t().reshape(-1)[routing.rows].to(like.dtype).unsqueeze(1)
-
-
-def _added(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Write a product, or add it to those of earlier rounds."""
-    if first:
-        torch.mm(left, right, out=total)
-    else:
-        total.addmm_(left, right)
-
-
-def _room_for(bias: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(bias) if bias is not None else like.new_zeros(0)
+def _room_for(bias: Tensor | None, weights: Tensor) -> Tensor:
+    return torch.zeros_like(bias) if bias is not None else weights.new_zeros(0)
 
 
 @torch.library.custom_op("tightrope_experts::spread", mutates_args=())
@@ -103,19 +89,15 @@ def spread(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows
     routing = _routed(chosen, len(weights))
     made = x.new_empty(chosen.numel(), weights.shape[1])
     space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
-    for expert, here, _ in routing.rounds(rows):
-        tokens = routing.tokens[here]
+    for expert, here, tokens, _ in routing.rounds(rows):
         given = torch.index_select(x, 0, tokens, out=space[: len(tokens)])
         torch.mm(given, weights[expert].t(), out=made[here])
         if bias is not None:
             made[here].add_(bias[expert])
-    made[sum(routing.counts) :].zero_()
-    return made
+    return routing.rest(made)
 
 
-@spread.register_fake
-def _(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    return x.new_empty(chosen.numel(), weights.shape[1])
+spread.register_fake(lambda x, chosen, weights, *_: x.new_empty(chosen.numel(), weights.shape[1]))
 
 
 @torch.library.custom_op("tightrope_experts::spread_backward", mutates_args=())
@@ -127,18 +109,19 @@ def spread_backward(
     of_x, of_weights, of_bias = torch.zeros_like(x), routing.like(weights), _room_for(bias, weights)
     space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
     ones = grad.new_ones(len(space))
-    for expert, here, first in routing.rounds(rows):
-        tokens, came = routing.tokens[here], grad[here]
+    for expert, here, tokens, again in routing.rounds(rows):
         given = torch.index_select(x, 0, tokens, out=space[: len(tokens)])
-        _added(of_weights[expert].t(), given.t(), came, first=first)
+        of_weights[expert].t().addmm_(given.t(), grad[here], beta=again)
         if bias is not None:
-            of_bias[expert].addmv_(came.t(), ones[: len(tokens)])
-        of_x.index_add_(0, tokens, torch.mm(came, weights[expert], out=given))
+            of_bias[expert].addmv_(grad[here].t(), ones[: len(tokens)])
+        of_x.index_add_(0, tokens, torch.mm(grad[here], weights[expert], out=given))
     return of_x, of_weights, of_bias
 
 
 @spread_backward.register_fake
-def _(grad: Tensor, x: Tensor, _: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Any:
+def _(
+    _: Tensor, x: Tensor, _chosen: Tensor, weights: Tensor, bias: Tensor | None, _rows: int
+) -> tuple[Tensor, ...]:
     return torch.empty_like(x), torch.empty_like(weights), _room_for(bias, weights)
 
 
@@ -148,8 +131,7 @@ def gather(
 ) -> Tensor:
     """Multiply every row with its expert's weights, and sum the rows of each token, weighted by gates (T, k).
 
-    Args:
-        hidden: (T * k, H), sorted by expert as `spread` returns rows.
+    Rows of ``hidden`` (T * k, H) are sorted by expert, as `spread` returns them.
 
     Returns:
         (T, M).
@@ -162,19 +144,16 @@ def gather(
     routing = _routed(chosen, len(weights))
     made = hidden.new_zeros(len(chosen), weights.shape[1])
     space = hidden.new_empty(min(rows, chosen.numel()), weights.shape[1])
-    sorted_gates = _sorted(gates, routing, hidden)
-    for expert, here, _ in routing.rounds(rows):
-        tokens = routing.tokens[here]
+    counted = routing.sorted(gates, hidden)
+    for expert, here, tokens, _ in routing.rounds(rows):
         found = torch.mm(hidden[here], weights[expert].t(), out=space[: len(tokens)])
         if bias is not None:
             found.add_(bias[expert])
-        made.index_add_(0, tokens, found.mul_(sorted_gates[here]))
+        made.index_add_(0, tokens, found.mul_(counted[here]))
     return made
 
 
-@gather.register_fake
-def _(hidden: Tensor, chosen: Tensor, _: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    return hidden.new_empty(len(chosen), weights.shape[1])
+gather.register_fake(lambda hidden, chosen, _, weights, *__: hidden.new_empty(len(chosen), weights.shape[1]))
 
 
 @torch.library.custom_op("tightrope_experts::gather_backward", mutates_args=())
@@ -197,27 +176,26 @@ def gather_backward(
     of_bias, dots = _room_for(bias, weights), hidden.new_zeros(chosen.numel())
     space = grad.new_empty(min(rows, chosen.numel()), grad.shape[1])
     product, ones = hidden.new_empty(len(space), hidden.shape[1]), grad.new_ones(len(space))
-    sorted_gates = _sorted(gates, routing, hidden)
-    for expert, here, first in routing.rounds(rows):
-        tokens = routing.tokens[here]
+    counted = routing.sorted(gates, hidden)
+    for expert, here, tokens, again in routing.rounds(rows):
         came = torch.index_select(grad, 0, tokens, out=space[: len(tokens)])
         back = torch.mm(came, weights[expert], out=of_hidden[here])
         torch.sum(torch.mul(back, hidden[here], out=product[: len(tokens)]), 1, out=dots[here])
         if bias is not None:
             dots[here].addmv_(came, bias[expert])
-        came.mul_(sorted_gates[here])
-        back.mul_(sorted_gates[here])
-        _added(of_weights[expert].t(), hidden[here].t(), came, first=first)
+        came.mul_(counted[here])
+        back.mul_(counted[here])
+        of_weights[expert].t().addmm_(hidden[here].t(), came, beta=again)
         if bias is not None:
             of_bias[expert].addmv_(came.t(), ones[: len(tokens)])
-    of_hidden[sum(routing.counts) :].zero_()
     of_gates = torch.empty_like(dots, dtype=gates.dtype).index_copy_(0, routing.rows, dots.to(gates.dtype))
-    return of_hidden, of_gates.view(gates.shape[1], -1).t().contiguous(), of_weights, of_bias
+    by_token = of_gates.view(gates.shape[1], -1).t().contiguous()
+    return routing.rest(of_hidden), by_token, of_weights, of_bias
 
 
 @gather_backward.register_fake
 def _(
-    grad: Tensor, hidden: Tensor, _: Tensor, gates: Tensor, weights: Tensor, bias: Tensor | None, rows: int
-) -> Any:
-    bias_like = _room_for(bias, weights)
-    return torch.empty_like(hidden), gates.new_empty(gates.shape), torch.empty_like(weights), bias_like
+    _: Tensor, hidden: Tensor, _c: Tensor, gates: Tensor, weights: Tensor, bias: Tensor | None, _r: int
+) -> tuple[Tensor, ...]:
+    room = _room_for(bias, weights)
+    return torch.empty_like(hidden), gates.new_empty(gates.shape), torch.empty_like(weights), room

@@ -21,31 +21,20 @@ ROWS: Final = 1024
 class ExpertSizes:
     """Sizes of a layer.
 
-    Attributes:
-        tokens: of one rank in a step, ``T``.
-        dim: numbers of a token, ``M``.
-        hidden: numbers inside an expert, ``H``.
-        experts: of all ranks, ``E``.
-        k: experts of a token.
-        gated: whether the first product is twice as wide.
-        itemsize: bytes of a number.
-        rows: multiplied at once, at most.
-        ranks: that divide the experts.
-
     Raises:
         TightropeError: a size is below 1, k is above the experts, or neither ranks nor experts divide
             the others.
     """
 
-    tokens: int
-    dim: int
-    hidden: int
-    experts: int
-    k: int = 1
-    gated: bool = True
-    itemsize: int = 4
-    rows: int = ROWS
-    ranks: int = 1
+    tokens: int  # of one rank in a step, T
+    dim: int  # numbers of a token, M
+    hidden: int  # numbers inside an expert, H
+    experts: int  # of all ranks, E
+    k: int = 1  # experts of a token
+    gated: bool = True  # whether the first product is twice as wide
+    itemsize: int = 4  # bytes of a number
+    rows: int = ROWS  # multiplied at once, at most
+    ranks: int = 1  # that divide the experts
 
     def __post_init__(self) -> None:
         for name in ("tokens", "dim", "hidden", "experts", "k", "itemsize", "rows", "ranks"):

@@ -33,19 +33,12 @@ _BACK: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """A cluster of equal ranks.
+    """A cluster of equal ranks."""
 
-    Attributes:
-        flops: operations per second of a rank.
-        between: link between nodes.
-        inside: link within a node.
-        node: ranks of a node.
-    """
-
-    flops: float
-    between: DeviceLink
-    inside: DeviceLink
-    node: int = 1
+    flops: float  # operations per second of a rank
+    between: DeviceLink  # of nodes
+    inside: DeviceLink  # a node
+    node: int = 1  # ranks of a node
 
     def exchange(self, matrix: Counts, size: Bytes, *, levels: int = 1) -> float:
         """Return the seconds of an exchange of rows of ``size`` bytes: (from, to) rows of all ranks."""
@@ -69,19 +62,12 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class WayPrice:
-    """What a way costs for a load.
-
-    Attributes:
-        sending: how rows travel.
-        levels: of exchanges.
-        seconds: of the layer's forward and backward.
-        held: bound on the bytes of the busiest rank above its parameters and what it is given.
-    """
+    """What a way costs for a load."""
 
     sending: Sending
-    levels: int
-    seconds: float
-    held: Bytes
+    levels: int  # of exchanges
+    seconds: float  # of the layer's forward and backward
+    held: Bytes  # bound of the busiest rank, above its parameters and what it is given
 
 
 def price_of(sending: Sending, levels: int, counts: Counts, sizes: ExpertSizes, speeds: Speeds) -> WayPrice:
@@ -125,7 +111,8 @@ def _weights(degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, By
     own = sizes.experts * sizes.dim * (sizes.wide + sizes.hidden) * sizes.itemsize // sizes.ranks
     if num == 1:
         return 0.0, 2 * own
-    matrix = np.kron(np.eye(sizes.ranks // num, dtype=np.int64), np.ones((num, num), np.int64))
+    at = np.arange(sizes.ranks) // num
+    matrix = (at[:, None] == at).astype(np.int64)
     return speeds.exchange(matrix, own), 5 * num * own
 
 

@@ -5,11 +5,11 @@ Idea        All ranks know how many rows go from each to each, so a message is r
             the other nodes: messages between nodes are larger, and fewer.
             Before rows travel, ranks exchange numbers; one that refuses sends its reason in their place. A
             rank that fails later writes its reason into the group's store, where those that wait look.
-Guarantee   Both ways deliver equal bits in equal order. What one rank refuses before rows travel, all refuse at
-            once, and the group works on. What fails later ends the wait of all in about a second.
+Guarantee   Both ways deliver equal bits in equal order. What one rank refuses before rows travel, all refuse
+            at once, and the group works on. What fails later ends the wait of all in about a second.
 Complexity  One level: ``W - 1`` messages a rank. Two, with nodes of ``m``: ``m - 1`` and ``W / m - 1``.
-Gaps        The first of two levels is waited for; only the second runs while products do. A group in which a
-            rank failed while rows travelled is of no use any more. Waits of other layers end with their timeout.
+Gaps        The first of two levels is waited for; only the second runs while products do. After a rank failed
+            while rows travelled, its group is of no use. Waits of other layers end with their timeout.
 Source      two-dimensional hierarchical exchange of Tutel (MLSys 2023)
 """
 
@@ -32,15 +32,17 @@ Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""
 _PATIENCE: Final = timedelta(seconds=1)
 _LONGEST: Final = 2000
-"""Bytes of a reason that travel."""
+"""Characters of a reason that travel."""
 
 
 def _key(group: dist.ProcessGroup | None) -> str:
-    return f"tightrope_experts/{(group or dist.group.WORLD).group_name}/failed"
+    known = group or dist.group.WORLD
+    assert known is not None
+    return f"tightrope_experts/{known.group_name}/failed"
 
 
-def _reason(group: dist.ProcessGroup | None, error: Exception) -> bytes:
-    return f"Rank {dist.get_rank(group)} failed. {error or type(error).__name__}".encode()[:_LONGEST]
+def _reason(group: dist.ProcessGroup | None, error: Exception) -> str:
+    return f"Rank {dist.get_rank(group)} failed. {str(error) or type(error).__name__}"[:_LONGEST]
 
 
 @contextmanager
@@ -95,7 +97,7 @@ class Mesh:
         Raises:
             RankError: on all ranks, where one refuses; its text is that of the error.
         """
-        text = _reason(self.group, error) if error else b""
+        text = _reason(self.group, error).encode() if error else b""
         every = self._every(torch.cat([own, own.new_tensor([len(text)])]))
         lengths = every[:, -1]
         if lengths.any():
