@@ -58,7 +58,7 @@ def drift(sizes: ExpertSizes, num_steps: int, seed: int = 0) -> Iterator[Counts]
 def modelled(console: Console) -> list[dict[str, Any]]:
     """M7, modelled: print a row per cluster and number of tokens.
 
-    Of two ways, one with a constant price and one whose price grows with the load, the better one of each step
+    Of two ways, one of constant price and one whose price grows with the load, the better one of each step
     wins at most 1.33x where loads drift evenly from 1 to 8.
     """
     rows = []

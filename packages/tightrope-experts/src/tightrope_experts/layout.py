@@ -75,10 +75,9 @@ class ExpertLayout:
         """Return the copies of an expert, which are the slices that a rank multiplies as one."""
         return self.slices // max(degree, 1)
 
-    def peers(self, rank: int, degree: int) -> range:
-        """Return the ranks that share their slices with a rank, itself among them."""
-        size = self.copies(degree) if degree else self.ranks
-        return range(rank // size * size, rank // size * size + size)
+    def sharing(self, degree: int) -> int:
+        """Return how many neighbouring ranks gather their weights with each other."""
+        return self.copies(degree) if degree else self.ranks
 
     def lanes(self, rank: int, degree: int) -> slice:
         """Return the lanes that a rank serves; a lane's number is ``expert * copies + copy``."""

@@ -42,19 +42,16 @@ class Speeds:
 
     def exchange(self, matrix: Counts, size: Bytes, *, levels: int = 1) -> float:
         """Return the seconds of an exchange of rows of ``size`` bytes: (from, to) rows of all ranks."""
-        ranks, node = len(matrix), self.node
-        inner = np.kron(np.eye(ranks // node, dtype=np.int64), np.ones((node, node), np.int64))
+        nodes, node = np.arange(len(matrix)) // self.node, self.node
         if levels == 1:
-            far, near = matrix * (1 - inner), matrix * (inner - np.eye(ranks, dtype=np.int64))
-            return self._took(self.between, far, size) + self._took(self.inside, near, size)
-        cube = matrix.reshape(ranks // node, node, ranks // node, node)
-        first = cube.sum(2)  # node, place of the sender, place of the receiver
-        within = max(self._took(self.inside, one * (1 - np.eye(node, dtype=np.int64)), size) for one in first)
-        second = cube.sum(1)  # node of the sender, node and place of the receiver
-        across = (second[:, :, place] * (1 - np.eye(ranks // node, dtype=np.int64)) for place in range(node))
-        return within + max(self._took(self.between, one, size) for one in across)
+            near = np.where(nodes[:, None] == nodes, matrix, 0)
+            return self._took(self.between, matrix - near, size) + self._took(self.inside, near, size)
+        cube = matrix.reshape(-1, node, len(matrix) // node, node)  # node and place of both ends
+        within = max(self._took(self.inside, one, size) for one in cube.sum(2))
+        return within + max(self._took(self.between, one, size) for one in np.moveaxis(cube.sum(1), 2, 0))
 
     def _took(self, link: DeviceLink, rows: Counts, size: Bytes) -> float:
+        rows = np.where(np.eye(len(rows), dtype=bool), 0, rows)
         messages = max(int((rows > 0).sum(axis).max(initial=0)) for axis in (0, 1))
         busiest = max(int(rows.sum(axis).max(initial=0)) for axis in (0, 1))
         return messages * link.latency + busiest * size / link.bandwidth
@@ -107,7 +104,7 @@ def _weights(degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, By
 
     Gradients are summed over rounds. Gathered weights are sent, received and laid out in expert order.
     """
-    num = len(sizes.layout.peers(0, degree))
+    num = sizes.layout.sharing(degree)
     own = sizes.experts * sizes.dim * (sizes.wide + sizes.hidden) * sizes.itemsize // sizes.ranks
     if num == 1:
         return 0.0, 2 * own

@@ -135,7 +135,7 @@ class Mesh:
         """Send rows, sorted by destination, while others send theirs.
 
         Args:
-            rows: (number, ...), contiguous; may be dropped at once.
+            rows: (number, ...); may be dropped at once.
             matrix: (from, to) rows of all ranks.
         """
         if np.trace(matrix) == matrix.sum():  # all stay
@@ -156,22 +156,10 @@ class Mesh:
         last = cube[:, :, here, place]  # (node, place) of senders
         return self._sent(inside, arrive.sum(0), last.sum(1), self._between)
 
-    def gathered(self, part: Tensor, peers: range) -> Tensor:
-        """Return the parts of some ranks, which call this together: (peers, *shape)."""
-        rows = part.reshape(1, -1).expand(len(peers), -1)
-        return self._among(rows, peers).view(len(peers), *part.shape)
-
-    def reduced(self, parts: Tensor, peers: range) -> Tensor:
-        """Return the sum of what some ranks hold of the own part; ``parts`` is (peers, *shape)."""
-        came = self._among(parts.reshape(len(peers), -1), peers)
-        return came.sum(0).view(parts.shape[1:]) if len(peers) > 1 else parts[0]
-
-    def _among(self, rows: Tensor, peers: range) -> Tensor:
-        if len(peers) == 1:
-            return rows
-        splits = np.zeros(self.ranks, np.int64)
-        splits[peers.start : peers.stop] = 1
-        return self._sent(rows, splits, splits, self.group)()
+    def among(self, parts: Tensor) -> Tensor:
+        """Exchange parts with ``len(parts)`` neighbouring ranks, which call this together."""
+        at = np.arange(self.ranks) // len(parts)
+        return self.post(parts, (at[:, None] == at).astype(np.int64))()
 
     def _sent(self, rows: Tensor, out: Counts, into: Counts, group: dist.ProcessGroup | None) -> Coming:
         came = rows.new_empty(int(into.sum()), *rows.shape[1:])

@@ -236,18 +236,19 @@ class MoEAcross(MoE):
 
     def gathered(self, own: Sequence[Tensor], degree: int) -> Weights:
         """Gather the weights that this rank multiplies with at a degree."""
-        peers, cut = self.layout.peers(self.mesh.rank, degree), self.layout.copies(degree)
-        up, down, *biases = (self.mesh.gathered(one, peers).flatten(0, 1) for one in own)
+        num, cut = self.layout.sharing(degree), self.layout.copies(degree)
+        up, down, *biases = (self.mesh.among(one.expand(num, *one.shape)).flatten(0, 1) for one in own)
         wide = up.view(-1, cut, *up.shape[1:]).flatten(1, 2)  # of (experts, slices, W, M)
         inner = down.view(-1, cut, *down.shape[1:]).transpose(1, 2).flatten(2)  # of (experts, slices, M, H)
         return Weights(wide, inner, *biases)
 
     def reduced(self, sums: list[Tensor], degree: int) -> list[Tensor]:
         """Bring sums of gradients to the ranks that hold the weights; the inverse of `gathered`."""
-        peers, cut = self.layout.peers(self.mesh.rank, degree), self.layout.copies(degree)
+        num, cut = self.layout.sharing(degree), self.layout.copies(degree)
         sums[1] = sums[1].reshape(-1, self.down.shape[1], cut, self.down.shape[2]).transpose(1, 2)
-        by_peer = [one.reshape(len(peers), *own.shape) for one, own in zip(sums, self.own(), strict=True)]
-        return [self.mesh.reduced(one, peers).div_(self.mesh.ranks) for one in by_peer]
+        parts = (one.reshape(num, *own.shape) for one, own in zip(sums, self.own(), strict=True))
+        came = (one[0] if num == 1 else self.mesh.among(one).sum(0) for one in parts)
+        return [one.div_(self.mesh.ranks) for one in came]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def mixed(self, tokens: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
