@@ -45,7 +45,8 @@ def _model(family: str, experts: str) -> nn.Module:
 
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**_SIZES, **FAMILIES[family]})
-    made = transformers.AutoModelForCausalLM.from_config(config, experts_implementation=experts)
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    made = make(config, experts_implementation=experts)
     assert isinstance(made, nn.Module)
     return made.train()
 
@@ -121,7 +122,7 @@ class _Elsewhere:
         assert self.child.stdout is not None
         found = self.child.stdout.readline()
         if not found:
-            raise RuntimeError(f"{self.child.args} ended with {self.child.wait()}")
+            raise RuntimeError(f"a model ended with {self.child.wait()}")
         return found
 
     def seconds(self) -> float:
@@ -145,7 +146,7 @@ def families(console: Console, num_pairs: int) -> list[dict[str, Any]]:
         ratios = [paired_ratio(own, twin, num_pairs=num_pairs) for twin in twins]
         for one in (own, *twins):
             one.child.communicate()
-        console.print(f"{family:<12}{ratios[0]!s:>24}{ratios[1]!s:>24}   {row}", highlight=False)
+        console.print(f"{family:<12}{ratios[0]!s:>24}{ratios[1]!s:>24}   {row!s}", highlight=False)
         rows.append({**row, "own/loop": asdict(ratios[0]), "own/grouped": asdict(ratios[1])})
     return rows
 

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_default_store
 
 from tightrope.core import RankError, TightropeError
 from tightrope.native.hook.lending import Lent
 from tightrope_experts.layout import Counts
+from tightrope_experts.ranks._torch import store
 
 Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""
@@ -35,7 +35,8 @@ _LONGEST: Final = 2000
 """Characters of a reason that travel."""
 
 
-def _key(group: dist.ProcessGroup | None) -> str:
+def key_of(group: dist.ProcessGroup | None) -> str:
+    """Return where a rank of a group writes why it failed, in the store that the ranks met by."""
     known = group or dist.group.WORLD
     assert known is not None
     return f"tightrope_experts/{known.group_name}/failed"
@@ -61,7 +62,7 @@ def guarded(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     except RankError:
         raise
     except Exception as error:  # whatever it is: others wait for this rank
-        _get_default_store().set(_key(group), _reason(group, error))
+        store().set(key_of(group), _reason(group, error))
         raise
 
 
@@ -124,9 +125,9 @@ class Mesh:
                 work.wait(_PATIENCE)
                 return
             except RuntimeError:  # the patience is over, or the work failed
-                ended, store, key = work.is_completed(), _get_default_store(), _key(self.group)
-                if store.check([key]):
-                    raise RankError(store.get(key).decode(errors="replace")) from None
+                ended, met, key = work.is_completed(), store(), key_of(self.group)
+                if met.check([key]):
+                    raise RankError(met.get(key).decode(errors="replace")) from None
                 if ended:
                     work.wait()  # it may have ended well just now
                     return

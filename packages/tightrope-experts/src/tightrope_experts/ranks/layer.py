@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tightrope.core import TightropeError
+from tightrope.core import RankError, TightropeError
 from tightrope_experts.layer import Activation, MoE, Weights, backward_of, forward_of
 from tightrope_experts.layout import Counts, ExpertLayout, Sending, Traffic
 from tightrope_experts.products import spread
@@ -33,7 +33,7 @@ class _Step:
         self.mesh, self.traffic, self.act, self.rows = mesh, traffic, act, traffic.sending.rows
         flat = chosen.t().reshape(-1)
         self.order = torch.sort(flat, stable=True).indices[: int(traffic.counts[mesh.rank].sum())]
-        self.num_tokens = max(len(chosen), 1)
+        self.num_tokens, self.num_rounds = max(len(chosen), 1), traffic.rounds
         self.kept: dict[int, tuple[Tensor, ...]] = {}
 
     def sent(self, at: int) -> tuple[Tensor, Tensor]:
@@ -59,15 +59,15 @@ class _Step:
                 total.index_add_(0, where, wait())
 
         coming, back = send(0), list[Coming]()
-        for at in range(self.traffic.rounds):
+        for at in range(self.num_rounds):
             arrived = [wait() for wait in coming]
-            coming = send(at + 1) if at + 1 < self.traffic.rounds else []
+            coming = send(at + 1) if at + 1 < self.num_rounds else []
             made = work(at, arrived)
             del arrived
             if at:
                 take(at - 1)
             back = [self.mesh.post(one, self.traffic.matrices[at].T) for one in made]
-        take(self.traffic.rounds - 1)
+        take(self.num_rounds - 1)
 
     def forward(self, x: Tensor, gates: Tensor, weights: Weights) -> Tensor:
         """Return the sums of tokens (T, M)."""
@@ -203,7 +203,7 @@ class MoEAcross(MoE):
         """Agree on a step with all ranks.
 
         Raises:
-            TightropeError: on every rank, where one refuses, or settings differ.
+            RankError: on every rank, where one refuses, or settings do not fit.
         """
         num, wrong = self.layout.experts, None
         counts = torch.zeros(num, dtype=torch.int64)
@@ -217,8 +217,12 @@ class MoEAcross(MoE):
             counts = torch.bincount(chosen.reshape(-1), minlength=num + 1)[:num]
         except Exception as error:  # whatever it is: others wait for this rank
             wrong = error
-        self.seen = Traffic(self.layout, self._agreed(counts, wrong), self.sending)
-        return _Step(self.mesh, self.seen, chosen, self.sliced(self.sending.degree))
+        every = self._agreed(counts, wrong)
+        try:
+            self.seen = Traffic(self.layout, every, self.sending)
+            return _Step(self.mesh, self.seen, chosen, self.sliced(self.sending.degree))
+        except TightropeError as error:  # equal on all ranks
+            raise RankError(str(error)) from error
 
     def sliced(self, degree: int) -> Activation:
         """Return the activation for rows that are several slices, one behind the other."""
@@ -267,5 +271,5 @@ class MoEAcross(MoE):
         settings = counts.new_tensor([one.degree, one.parts, one.most, one.keep])
         every = self.mesh.agreed(torch.cat([counts, settings]), wrong)
         if (every[:, len(counts) :] != every[0, len(counts) :]).any():
-            raise TightropeError("Settings differ between ranks. Give every rank the same.")
+            raise RankError("Settings differ between ranks. Give every rank the same.")
         return every[:, : len(counts)]
