@@ -20,7 +20,7 @@ import tightrope
 import tightrope_experts
 from benchmarks._measure import HighWater, Loop, paired_ratio
 from tightrope.native.hook.allocator import allocator
-from tightrope.run.accounts import accounts
+from tightrope.run.ledger.accounts import accounts
 
 _SIZES: Final = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,

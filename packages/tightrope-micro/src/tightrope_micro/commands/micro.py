@@ -241,7 +241,7 @@ def _inference(
     *,
     pages: bool,
 ) -> "CompiledNet":
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
     from tightrope_micro.integer.costs import check_core, core_of
 
     if kernels is not None and kernels[0] not in ("auto", "none"):
@@ -261,7 +261,7 @@ def _net(target: str, kernels: tuple[str, bool] | None) -> "FloatNet | IntegerNe
         from tightrope_micro.tflite import load_tflite
 
         return load_tflite(target)
-    from tightrope.run.status import StatusLine
+    from tightrope.run.base.status import StatusLine
     from tightrope_micro.commands.target import build_calibrated
 
     made = build_calibrated(target)
