@@ -149,7 +149,7 @@ def planned(rank: int, size: int, net: str, folder: str, plan: Any, limit: int) 
     mine = {s: torch.nn.Sequential(*layers_of(net, cut[s], cut[s + 1])) for s in work.local(rank)}
     run = tightrope_ranks.PipelineRun(plan, mine, torch.nn.functional.mse_loss, limit=limit)
     first, last = 0 in mine, len(work.stages) - 1 in mine
-    x = batch_of(net) if first or last else None
+    x = batch_of(net) if first or last else torch.empty(0)
 
     def step() -> list[torch.Tensor]:
         return run.step(*([x] if first else []), target=x if last else None)
