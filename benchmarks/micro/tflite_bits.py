@@ -2,7 +2,8 @@
 
 ``--tflite`` names an interpreter that has ai-edge-litert. `benchmarks.micro.tflite_nets` makes the nets: the
 four of MLPerf Tiny, every op alone, and drawn ones. ``--tflite-files`` names a folder with more, such as a
-checkout of mlcommons/tiny; files that are not in int8 are refused. One input runs on the emulated board.
+checkout of mlcommons/tiny; files that are not in int8 are refused. One input runs on the emulated board. Nets
+are also cut behind every op, so that whole maps are compared and not a few scores alone.
 """
 
 import subprocess
@@ -25,6 +26,7 @@ from tightrope_micro.infer import CompiledNet, compile_net
 from tightrope_micro.tflite import load_tflite
 
 _INPUTS: Final = 1000
+_INPUTS_OF_CUTS: Final = 20
 _RAM: Final = 300 * 1024
 _STACK: Final = 4096
 _PEER: Final = """
@@ -46,18 +48,22 @@ numpy.save(sys.argv[3], found)
 def m5_tflite(console: Console, peer: str, folder: Path | None, seeds: int) -> list[Row]:
     """Write files, compile, run, and compare."""
     rows = []
-    whole = [_compared(console, name, content, peer, _INPUTS) for name, content in _files(folder)]
-    for name, net in NETS.items():
-        whole.append(_compared(console, name, net(0).content(), peer, _INPUTS))
-    for found in whole:
-        if found is not None:
-            rows.append(Row("M5", f"{found[0]}: bits of the reference kernels", *found[1:]))
+    for name, content in (*_files(folder), *((name, net(0).content()) for name, net in NETS.items())):
+        found = _compared(console, name, content, peer, _INPUTS)
+        if found is None:
+            continue
+        cut = [_compared(console, name, one, peer, _INPUTS_OF_CUTS, board=False) for one in _cut(content)]
+        equal = sum(one is not None and one[2] for one in cut)
+        words = f"{found[1]}; {equal} of {len(cut)} maps inside equal"
+        rows.append(
+            Row("M5", f"{name}: bits of the reference kernels", words, found[2] and equal == len(cut))
+        )
     small = [_compared(console, name, make(1).content(), peer, _INPUTS) for name, make in SINGLE.items()]
     small += [
         _compared(console, f"drawn {seed}", drawn(seed).content(), peer, _INPUTS) for seed in range(seeds)
     ]
     right = sum(one is not None and one[2] for one in small)
-    words = f"{right} of {len(SINGLE)} ops and {seeds} drawn nets, {_INPUTS} inputs each"
+    words = f"{right} of {len(small)}: {len(SINGLE)} ops and {seeds} drawn nets, {_INPUTS} inputs each"
     return [*rows, Row("M5", "single ops and drawn nets: the same", words, right == len(small))]
 
 
@@ -69,8 +75,19 @@ def _files(folder: Path | None) -> Iterator[tuple[str, bytes]]:
             yield path.name, content
 
 
+def _cut(content: bytes) -> Iterator[bytes]:
+    """The file with the result of each op but the last as what it returns."""
+    import tflite
+
+    graph = tflite.Model.GetRootAs(content, 0).Subgraphs(0)
+    at = graph._tab.Vector(graph._tab.Offset(8))  # of its outputs
+    for k in range(graph.OperatorsLength() - 1):
+        made = int(graph.Operators(k).Outputs(0)).to_bytes(4, "little")
+        yield content[:at] + made + content[at + 4 :]
+
+
 def _compared(
-    console: Console, name: str, content: bytes, peer: str, num: int
+    console: Console, name: str, content: bytes, peer: str, num: int, *, board: bool = True
 ) -> tuple[str, str, bool] | None:
     """What was found of a file, in words, and whether all bits are equal; None = it is refused."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -94,14 +111,12 @@ def _compared(
         equal = sum(one == other.tobytes() for one, other in zip(found, want, strict=True))
         kinds = len({one.tobytes() for one in want})
         words = f"{equal} of {num} inputs equal ({kinds} different results)"
-        if missing_tools():
+        if not board or missing_tools():
             return name, f"{words}; {missing_tools()}", equal == num
-        board = run_on_board(out, [given[0].tobytes()], count=True)
-    same = board.outputs[0] == found[0] and board.ram <= compiled.manifest.total
-    words += (
-        f"; the board's bits {'are equal' if same else 'DIFFER'}, RAM {board.ram:,} B, flash {board.rom:,} B"
-    )
-    words += f", {board.ticks * INSTRUCTIONS_PER_TICK:,} instructions"
+        there = run_on_board(out, [given[0].tobytes()], count=True)
+    same = there.outputs[0] == found[0] and there.ram <= compiled.manifest.total
+    words += f"; the board's bits {'are equal' if same else 'DIFFER'}, RAM {there.ram:,} B, "
+    words += f"flash {there.rom:,} B, {there.ticks * INSTRUCTIONS_PER_TICK:,} instructions"
     if not same or equal != num:
         console.print(f"{name}: {words}")
     return name, words, equal == num and same
