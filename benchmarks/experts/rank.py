@@ -8,6 +8,7 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,6 +19,7 @@ from tightrope_experts import MoE
 from tightrope_experts.layout import Counts
 from tightrope_experts.ranks import MoEAcross, Sending
 from tightrope_experts.ranks.choose import PARTS, Chooser, Speeds, price_of
+from tightrope_experts.ranks.exchange import Mesh
 from tightrope_experts.sizes import ExpertSizes
 
 _STEPS: Final = 16
@@ -65,10 +67,22 @@ def _speed(layer: _Told, sizes: ExpertSizes) -> float:
     return found.item()
 
 
+def _latency() -> float:
+    """Measure the seconds of a message that is almost empty, those of its waiting threads included."""
+    mesh, one = Mesh(), np.ones((dist.get_world_size(),) * 2, np.int64)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(20):
+        mesh.post(torch.ones(len(one), 1), one)()
+    found = torch.tensor([(time.perf_counter() - start) / 20 / (len(one) - 1)])
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
 def _trace(rank: int) -> dict[str, float]:
     sizes = ExpertSizes(2048, 256, 176, 8, 1, gated=False, ranks=4)
     layer, x = _layer(sizes), torch.randn(sizes.tokens, sizes.dim)
-    slow = DeviceLink("slow", 5e-4, BITS / 8)
+    slow = DeviceLink("slow", _latency(), BITS / 8)
     chooser = Chooser(sizes, Speeds(_speed(layer, sizes), slow, slow), 1 << 40)
     ways = {(0, 1): 0.0, **dict.fromkeys(((1, parts) for parts in PARTS), 0.0)}
     chosen, used = 0.0, set()
