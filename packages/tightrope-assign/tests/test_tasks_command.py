@@ -34,6 +34,7 @@ def run(*given: str) -> int:
     return int(leaving.value.code or 0)
 
 
+@pytest.mark.smoke
 def test_a_plan_is_printed_written_and_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--method", "search", "-o", "plan.json", "--json") == 0
     said = json.loads(capsys.readouterr().out)

@@ -22,7 +22,7 @@ from tightrope_assign.tasks.exact import solve_exactly
 from tightrope_assign.tasks.heft import by_rank, fitting, heft
 from tightrope_assign.tasks.made_up import made_up_cluster, made_up_graph
 from tightrope_assign.tasks.problem import task_problem
-from tightrope_assign.tasks.search import coarse_start, improve
+from tightrope_assign.tasks.search import better_start, coarse_start, improve
 from tightrope_assign.tasks.simulate import in_sequence, makespan, simulate
 
 SEARCH = TaskOptions(method="search", moves=300)
@@ -136,6 +136,17 @@ def test_a_search_is_never_worse_than_its_start_and_repeats() -> None:
     one = improve(problem, *start, moves=800, seed=2)
     assert one == improve(problem, *start, moves=800, seed=2)
     assert makespan(problem, *one) < makespan(problem, *start)
+
+
+def test_a_start_on_one_device_is_taken_where_messages_cost_more_than_work() -> None:
+    """HEFT sends one of two tasks away, and pays for the message of their reader."""
+    tasks = tuple(PlaceTask(name, 100) for name in ("a", "b", "c"))
+    edges = (TaskEdge("a", "c", 150), TaskEdge("b", "c", 150))
+    cluster = Cluster((PlaceDevice("one"), PlaceDevice("two")), links=task_link())
+    problem = task_problem(TaskGraph(tasks, edges), cluster)
+    first = heft(problem)
+    assert makespan(problem, *first) == 350
+    assert makespan(problem, *better_start(problem, *first)) == 300
 
 
 def test_tasks_that_send_much_share_a_device_in_a_coarse_plan() -> None:

@@ -11,7 +11,7 @@ from tightrope.core.units import shown
 from tightrope_assign.tasks.bound import lower_bound
 from tightrope_assign.tasks.heft import heft
 from tightrope_assign.tasks.problem import TaskProblem, task_problem
-from tightrope_assign.tasks.search import coarse_start, improve
+from tightrope_assign.tasks.search import better_start, improve
 from tightrope_assign.tasks.simulate import in_sequence, makespan
 from tightrope_assign.values.cluster import Cluster
 from tightrope_assign.values.tasks import TaskGraph, TaskPlan, hosts_of
@@ -19,8 +19,6 @@ from tightrope_assign.values.tasks import TaskGraph, TaskPlan, hosts_of
 METHODS: Final = ("auto", "heft", "search", "exact", "policy")
 MOST_EXACT: Final = 40
 """Tasks up to which ``auto`` lets CP-SAT try."""
-_COARSE: Final = 200
-"""Tasks above which a coarse plan is tried too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +118,8 @@ def _climb(
     """Search, then prove where few tasks allow it."""
     deadline = time.monotonic() + options.seconds
     moves = options.moves if options.moves is not None else min(20_000, 1_500_000 // (problem.num_tasks + 10))
-    if problem.num_tasks > _COARSE and not replan:
-        coarse = coarse_start(problem, most=4 * problem.num_devices)
-        if makespan(problem, *coarse) < makespan(problem, hosts, starts):
-            hosts, starts = coarse
+    if not replan:
+        hosts, starts = better_start(problem, hosts, starts)
     hosts, starts = improve(problem, hosts, starts, moves=moves, seed=options.seed, seconds=options.seconds)
     small = problem.num_tasks <= MOST_EXACT and not replan and find_spec("ortools") is not None
     if options.method == "search" or (options.method == "auto" and not small):

