@@ -5,7 +5,8 @@ Idea        Options exchange messages along the edges of gpNet, level by level i
 Source      GiPH, MLSys 2023: embeddings of 10, layers of 16, one relocation a step
 Guarantee   Every placement is within the bytes, where the first one is; never worse than the first.
 Complexity  O(edges * devices) a step.
-Gaps        Trained on drawn graphs of 10 to 30 tasks; others are a matter of luck.
+Gaps        Trained on drawn graphs of 10 to 36 tasks. From random starts, workflows of 57 to 108 tasks end
+            9 % above HEFT.
 """
 
 import itertools
