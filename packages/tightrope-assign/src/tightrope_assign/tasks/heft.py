@@ -9,10 +9,12 @@ Complexity  O((tasks + edges) * devices * gaps).
 Gaps        Greedy. The assignment that fits comes from CP-SAT where packing by size finds none.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 
 from tightrope.core import InfeasibleError, Nanoseconds, TightropeError
 from tightrope_assign.tasks.problem import TaskProblem
+from tightrope_assign.values.cluster import LARGEST
 
 
 def ranks(problem: TaskProblem) -> list[float]:
@@ -55,7 +57,9 @@ class Timetable:
             default=0,
         )
         takes = problem.cost[task][device]
-        for begin, end in self.busy[device]:
+        busy = self.busy[device]
+        for at in range(max(0, bisect_right(busy, (start, LARGEST)) - 1), len(busy)):
+            begin, end = busy[at]
             if start + takes <= begin:
                 break
             start = max(start, end)
@@ -66,8 +70,7 @@ class Timetable:
         self.hosts[task], self.starts[task] = device, start
         self.ends[task] = start + self.problem.cost[task][device]
         if self.ends[task] > start:
-            self.busy[device].append((start, self.ends[task]))
-            self.busy[device].sort()
+            insort(self.busy[device], (start, self.ends[task]))
 
 
 def heft(problem: TaskProblem, hosts: Sequence[int] | None = None) -> tuple[list[int], list[Nanoseconds]]:
