@@ -1,5 +1,7 @@
 """The budget of a plan is a limit that its ranks hold: the batch and the losses are counted too."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +111,33 @@ def test_what_is_computed_again_draws_the_same_numbers(drop: float) -> None:
             layer.zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert torch.equal(*states)
+
+
+def test_freed_blocks_leave_the_process() -> None:
+    """In a process of its own, since glibc keeps the setting: blocks of 2 MiB after one of 16."""
+    code = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from tightrope_ranks.pipeline.run import give_back_at_once\n"
+        "def held():\n"
+        "    lines = Path('/proc/self/smaps_rollup').read_text().splitlines()\n"
+        "    return next(int(one.split()[1]) for one in lines if one.startswith('Private_Dirty'))\n"
+        "if 'set' in sys.argv: give_back_at_once()\n"
+        "before = held()\n"
+        "del [torch.ones(2**22)][:]\n"
+        "some = [torch.ones(2**19) for _ in range(32)]\n"
+        "del some[:31]\n"
+        "print(held() - before)\n"
+    )
+    kept = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", code, *how], capture_output=True, check=True, text=True
+            ).stdout
+        )
+        for how in ([], ["set"])
+    ]
+    assert kept[1] < 6 * 1024 < 40 * 1024 < kept[0]
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 Idea        The judge walks the plan of all ranks; then every rank gives its own stages and actions to the
             runtime, and holds its allocator to its limit while a step runs.
 Guarantee   Nothing runs that the judge refused. No rank's allocator goes above its limit: a request that
-            would raises `tightrope.OutOfBudgetError`, a `torch.OutOfMemoryError`. Backwards in ascending
+            would raises `tightrope.OutOfBudgetError`, a `torch.OutOfMemoryError`. With a limit, freed blocks
+            of 128 KiB or more leave the process at once, so the system counts what the allocator does; a step
+            takes longer by the pages that it touches anew. Backwards in ascending
             order of the micro-batches add gradients up as one process does, to the bit: one that divides
             every loss by their number, and adds to the gradients that are there. Gradients of parameters
             that several stages share are within rounding of that. All ranks refuse a batch of other shapes
             or dtypes before anything runs. What another rank's end causes is a `RankError`.
 Gaps        The limit counts what torch's CPU allocator hands out; buffers of the transport are not torch's.
+            A C library without ``mallopt`` may keep blocks that were freed.
             A stage that draws random numbers and is computed again keeps 5,056 bytes of their state per
             micro-batch, which no plan counts.
             Where a layer or the loss raises on one rank and the error is caught, the others wait until that
@@ -16,8 +19,9 @@ Gaps        The limit counts what torch's CPU allocator hands out; buffers of th
 """
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -31,6 +35,12 @@ from tightrope_ranks.pipeline.copies import TiedCopies
 from tightrope_ranks.pipeline.emit import emitted, orders_of
 from tightrope_ranks.pipeline.evaluate import forward_only
 from tightrope_ranks.values.ranks import JointPlan
+
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+"""Parameters of glibc's ``mallopt``, by their numbers in ``malloc.h``."""
+_MAPPED: Final[Bytes] = 128 * 1024
+"""Blocks from here on are mapped."""
 
 
 class PipelineRun:
@@ -77,6 +87,8 @@ class PipelineRun:
         mine = emitted(plan.work, plan.ranks[rank])
         self.copies = TiedCopies(plan.work, mine.ties, stages, group)
         self.rank, self.limit, self.plan, self.group = rank, limit, plan, group
+        if limit is not None:
+            give_back_at_once()
         self.parts, self.device = dict(sorted(stages.items())), torch.device(plan.machine.device)
         self.book = SendBook(mine.waits)
         self.stages = [
@@ -175,6 +187,15 @@ class PipelineRun:
                     f"rank {self.rank}: another rank ended or left in mid-step "
                     f"({_first_line(error)}). Start all ranks again from the last checkpoint."
                 ) from error
+
+
+def give_back_at_once() -> None:
+    """Let the C library map blocks one by one: by default it keeps those of up to 32 MiB that were freed."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):  # of glibc
+        for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            library.mallopt(parameter, _MAPPED)
+        library.malloc_trim(0)
 
 
 def _no_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
