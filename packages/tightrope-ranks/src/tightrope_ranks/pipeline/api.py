@@ -42,9 +42,8 @@ def plan(
         target: for the loss; without it and ``loss``, costs are told from shapes.
         loss: of output and target.
         ranks: of the pipeline.
-        budget: bytes per rank for parameters, gradients, optimizer state, activations, messages, inputs on
-            the first rank and targets on the last; a percentage is of what one rank holds that has all
-            layers, activations left out.
+        budget: bytes per rank for all that it holds, inputs and targets included; a percentage is of what
+            one rank holds that has all layers, activations left out.
         micro_batches: that a batch is cut into; None = twice the ranks.
         machine: with links; None = this host. With rates (``flops``) costs are told from shapes, else layers
             are measured here.
@@ -62,8 +61,7 @@ def plan(
             stops gradients; nothing to train; tied parameters with ``sharded``.
 
     Example:
-        >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]
-        >>> x = torch.zeros(2, 8)
+        >>> layers, x = [torch.nn.Linear(8, 8) for _ in range(4)], torch.zeros(2, 8)
         >>> made = plan(layers, x, x, torch.nn.functional.mse_loss, ranks=2, budget="1MiB")
         >>> len(made.ranks), made.work.num_micro_batches
         (2, 4)
@@ -81,8 +79,8 @@ def plan(
             costs = shape_layers(layers, example, machine, states=optimizer_states)
         else:
             costs = measure_layers(layers, example, target, loss, states=optimizer_states)
-    known = (example,) if target is None else (example, target)
     costs = _with_batch(costs, example, target, count, replicas if sharded else 1)
+    known = (example,) if target is None else (example, target)
     task = PipelineTask(
         costs,
         machine,
