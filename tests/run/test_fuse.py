@@ -152,7 +152,7 @@ def test_the_page_shows_a_fused_plan(fused: nn.Module) -> None:
 @pytest.fixture
 def ops_as_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the layouts and the kernels of the model, so that a step that is not fused has eager's bits."""
-    for module in ("fastest", "step"):
+    for module in ("session.fused", "step"):
         monkeypatch.setattr(f"tightrope.run.{module}.faster_form", lambda *_: None)
 
 
@@ -405,7 +405,7 @@ def test_only_want_of_memory_leaves_a_stretch_uncompared(
 
 
 def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("fastest", "unit"):
+    for module in ("session.fused", "session.unit"):
         missing = f"tightrope.run.{module}.compiler_missing"
         monkeypatch.setattr(missing, lambda: "torch finds no C++ compiler (none)")
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
