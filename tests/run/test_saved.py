@@ -147,7 +147,7 @@ def test_beside_a_living_model_the_budget_that_is_named_is_enough_and_used(tmp_p
     gc.collect()
     layers = [layer for _ in range(6) for layer in (torch.nn.Linear(128, 128), torch.nn.Tanh())]
     model, x = torch.nn.Sequential(*layers), torch.ones(1024, 128)
-    planned(model, budget=budget_for(model, (x,)) + (512 << 10), progress=False)
+    planned(model, budget=budget_for(model, (x,)) + (320 << 10), progress=False)
     model(x).sum().backward()
     save(model, tmp_path / "net.step", (x,))
     with pytest.raises(OutOfBudgetError) as refused:

@@ -98,7 +98,7 @@ def test_a_task_larger_than_every_device_and_a_cycle_are_errors(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, [{"name": "big", "work": 1, "bytes": 101}], [])
-    assert run() == 2
+    assert run() == 3
     assert "'big' takes 101 bytes; no device" in capsys.readouterr().err
     tasks = [{"name": name, "work": 1} for name in "ab"]
     write(folder, tasks, [{"source": a, "target": b} for a, b in ("ab", "ba")])

@@ -1,5 +1,6 @@
 """The budget of a plan is a limit that its ranks hold: the batch and the losses are counted too."""
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
 
 import tightrope_ranks
 from tightrope import OutOfBudgetError
 from tightrope.core import InfeasibleError
 from tightrope.native.hook.allocator import allocator
+from tightrope_ranks.pipeline._torch import _Begun
 from tightrope_ranks.values.ranks import JointPlan
 
 MICRO, ROWS, WIDTH = 8, 64, 128
@@ -76,6 +79,27 @@ def test_one_rank_takes_what_was_forecast() -> None:
     assert 0.8 * plan.ranks[0].peak < most <= plan.ranks[0].peak <= budget
     with pytest.raises(OutOfBudgetError):
         trained(0, 1, plan, most // 2)
+
+
+def test_what_is_computed_again_counts_batches_once() -> None:
+    """A checkpoint of torch's lets a batch norm see each micro-batch twice."""
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    again, x, found = copy.deepcopy(plain), torch.randn(2, 3, 8, 8), []
+    for net in (plain, again):
+        torch.manual_seed(7)
+        begun = [_Begun(net, draws=True) for _ in range(2)]
+        results = [
+            net(x * k) if net is plain else checkpoint(
+                net, x * k, use_reentrant=False, preserve_rng_state=False,
+                context_fn=lambda one=one: (one.first(), one.again()),
+            )
+            for k, one in enumerate(begun, 1)
+        ]  # fmt: skip
+        for result in results:
+            result.square().sum().backward()
+        found.append([*net.state_dict().values(), *(p.grad for p in net.parameters()), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.usefixtures("alone")

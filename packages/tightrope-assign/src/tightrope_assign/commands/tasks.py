@@ -57,10 +57,11 @@ def place_tasks(
     from tightrope_assign.tasks.show import device_rows, task_page
     from tightrope_assign.values.cluster import read_cluster
     from tightrope_assign.values.files import read_value, write_value
-    from tightrope_assign.values.tasks import TaskGraph, TaskPlan
+    from tightrope_assign.values.tasks import TaskGraph, TaskPlan, check_tasks
 
     tasks = read_value(graph, TaskGraph, "task graph")
     whole = read_cluster(cluster)
+    check_tasks(tasks, whole)
     old = None
     if replaces is not None:
         old = read_value(replaces, TaskPlan, "task plan")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tightrope.core import Nanoseconds, PlanFileError
+from tightrope.core import Nanoseconds, PlanFileError, TightropeError
 from tightrope_assign.tasks.gpnet import EDGE_FEATURES, NODE_FEATURES, OptionGraph
 from tightrope_assign.tasks.problem import TaskProblem
 from tightrope_assign.values.files import parse_value, read_value
@@ -172,6 +172,8 @@ def run_policy(
             if not able.any():
                 break
             scores = policy(batch)[torch.from_numpy(batch.nodes[0])].masked_fill(~able, -torch.inf)
+            if not scores[able].isfinite().all():
+                raise TightropeError("the policy's weights give scores that are no numbers: train it anew.")
             node = int(torch.multinomial(torch.softmax(scores, 0), 1, generator=draws))
             last = move(graph, node)
             if graph.makespan < best[0]:

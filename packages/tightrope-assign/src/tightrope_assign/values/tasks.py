@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from tightrope.core import Bytes, Nanoseconds, TightropeError
+from tightrope.core import Bytes, InfeasibleError, Nanoseconds, TightropeError
 from tightrope.core.units import shown
 from tightrope_assign.values.cluster import LARGEST, Cluster, unique_names
 
@@ -103,6 +103,7 @@ def check_tasks(graph: TaskGraph, cluster: Cluster) -> None:
 
     Raises:
         TightropeError: names the task or the edge, and quotes the value.
+        InfeasibleError: a task takes more bytes than any device has that runs it.
     """
     where = f"graph {graph.name!r:.60}"
     if not 1 <= len(graph.tasks) <= MOST_TASKS or len(graph.edges) > MOST_EDGES:
@@ -144,8 +145,10 @@ def _check_task(where: str, task: PlaceTask, cluster: Cluster) -> None:
         )
     largest = max((device.bytes or LARGEST) for device in able)
     if task.bytes > largest:
-        raise TightropeError(
-            f"{one} takes {task.bytes} bytes; no device that can run it has more than {largest}. Divide it."
+        raise InfeasibleError(
+            f"{one} takes {task.bytes} bytes; no device that can run it has more than {largest}. Divide it.",
+            asked=largest,
+            lower_bound=task.bytes,
         )
     for device in able:
         if 1e9 * task.work / (device.rates[task.needs] if task.needs else device.rate) > LARGEST:

@@ -16,10 +16,10 @@ static inline int32_t tr_divide(int32_t x, int by)
     return by ? (x + (1 << (by - 1)) + (x >> 31)) >> by : x;
 }
 
-/* The same of a number that is not negative, and may have all bits. */
+/* The same of a number that is not negative, and may have all bits; shifted by all bits it is 0. */
 static inline int32_t tr_divide_plain(int32_t x, int by)
 {
-    return (int32_t)(((uint32_t)x + (1u << (by - 1))) >> by);
+    return by > 31 ? 0 : (int32_t)(((uint32_t)x + (1u << (by - 1))) >> by);
 }
 
 /* x * m / 2^31 * 2^shift. */

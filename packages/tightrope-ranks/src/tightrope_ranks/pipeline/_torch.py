@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import checkpoint
 
 from tightrope.core import TightropeError
+from tightrope.native.hook.lending import Lent
 from tightrope_ranks.pipeline.generate import gpipe, one_f_one_b
 from tightrope_ranks.pipeline.language import Action, Orders, read_action
 from tightrope_ranks.pipeline.measure import buffers_kept
@@ -157,7 +158,7 @@ class SendBook:
     def __init__(self, waits: Mapping[int, Sequence[str]]) -> None:
         self.waits = waits
         self.computed = 0
-        self.open: dict[str, list[tuple[Any, torch.Tensor]]] = {}
+        self.open: dict[str, list[tuple[Any, Lent]]] = {}
 
     def begin(self) -> None:
         """Start a step."""
@@ -171,8 +172,12 @@ class SendBook:
 
     def wait(self, name: str) -> None:
         """Wait for a message to have left."""
-        for work, _ in self.open.pop(name, ()):
+        sent = self.open.pop(name, [])
+        while sent:
+            work, lent = sent.pop(0)
             work.wait()
+            del work  # it holds what was lent
+            lent.back()
 
     def end(self) -> None:
         """Wait for all messages."""
@@ -180,29 +185,44 @@ class SendBook:
             self.wait(name)
 
 
-class _Drawn:
-    """The random state of a forward, kept only where it draws: torch keeps 5,056 bytes of it in any case."""
+class _Begun:
+    """What a forward that is computed again begins from: buffers that it writes, and random states.
 
-    def __init__(self) -> None:
+    Both are kept only where the forward changes them; torch keeps 5,056 bytes of a random state in any case,
+    and lets a batch norm count twice.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, draws: bool) -> None:
+        self.buffers, self.draws = list(module.buffers()), draws
         self.state: torch.Tensor | None = None
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Keep the state that the forward in the block begins with, if it draws."""
-        before = torch.get_rng_state()
+        """Keep what the forward in the block changes."""
+        state = torch.get_rng_state() if self.draws else None
+        before = [(one, one.detach().clone()) for one in self.buffers]
         yield
-        if not torch.equal(before, torch.get_rng_state()):
-            self.state = before
+        if state is not None and not torch.equal(state, torch.get_rng_state()):
+            self.state = state
+        self.written = [(one, value) for one, value in before if not torch.equal(one, value)]
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Draw the same numbers in the block; the state is afterwards as before."""
-        if self.state is None:
-            yield
-            return
-        with torch.random.fork_rng(devices=()):
-            torch.set_rng_state(self.state)
-            yield
+        """Begin from the same in the block; all is afterwards as before."""
+        now = [(one, one.detach().clone()) for one, _ in self.written]
+        for one, value in self.written:
+            one.data.copy_(value)
+        try:
+            if self.state is None:
+                yield
+            else:
+                with torch.random.fork_rng(devices=()):
+                    torch.set_rng_state(self.state)
+                    yield
+        finally:
+            for one, value in now:
+                one.data.copy_(value)
 
 
 class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
@@ -239,12 +259,23 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
             return super()._forward_metadata_inference(*args, **kwargs)
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        super()._setup_forward_recv_info(num_microbatches, has_backward)
+        with self._without_memory():
+            super()._setup_forward_recv_info(num_microbatches, has_backward)
         self._drop(self.args_recv_info.values())
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        super()._setup_backward_recv_info(num_microbatches)
+        with self._without_memory():
+            super()._setup_backward_recv_info(num_microbatches)
         self._drop(self.grad_recv_info.values())
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        """Let torch make its buffers of all micro-batches on no device; each is made when it is needed."""
+        device, self.device = self.device, torch.device("meta")
+        try:
+            yield
+        finally:
+            self.device = device
 
     @staticmethod
     def _drop(rows: Any) -> None:
@@ -269,8 +300,9 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
 
     def _issue(self, name: str, ops: Sequence[Any]) -> list[Any]:
         for op in ops:
-            work = dist.isend(op.tensor, op.peer, group=op.group)
-            self.book.open.setdefault(name, []).append((work, op.tensor))
+            lent = Lent(op.tensor)  # the group's thread holds it after the message has left
+            work = dist.isend(*lent.take(), op.peer, group=op.group)
+            self.book.open.setdefault(name, []).append((work, lent))
         return []
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
@@ -281,15 +313,14 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         if self._chunk in self.again_at and torch.is_grad_enabled():
-            if self.device.type != "cpu":
-                return checkpoint(self.submod, *args, use_reentrant=False, **kwargs)
-            drawn = _Drawn()
+            here = self.device.type == "cpu"
+            begun = _Begun(self.submod, draws=here)
             return checkpoint(
                 self.submod,
                 *args,
                 use_reentrant=False,
-                preserve_rng_state=False,
-                context_fn=lambda: (drawn.first(), drawn.again()),
+                preserve_rng_state=not here,
+                context_fn=lambda: (begun.first(), begun.again()),
                 **kwargs,
             )
         plain: Any = super().forward_maybe_with_nosync

@@ -12,8 +12,8 @@ Guarantee   Nothing runs that the judge refused. No rank's allocator goes above 
             or dtypes before anything runs. What another rank's end causes is a `RankError`.
 Gaps        The limit counts what torch's CPU allocator hands out; buffers of the transport are not torch's.
             A C library without ``mallopt`` may keep blocks that were freed.
-            A stage that draws random numbers and is computed again keeps 5,056 bytes of their state per
-            micro-batch, which no plan counts.
+            No plan counts random states, of 5,056 bytes each: two when a step begins, and one per micro-batch
+            of a stage that draws and is computed again; nor copies of the buffers that such a stage writes.
             Where a layer or the loss raises on one rank and the error is caught, the others wait until that
             process ends, or for the time-out of the transport.
 """
