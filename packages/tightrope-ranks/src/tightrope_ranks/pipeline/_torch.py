@@ -301,7 +301,7 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
     def _issue(self, name: str, ops: Sequence[Any]) -> list[Any]:
         for op in ops:
             lent = Lent(op.tensor)  # the group's thread holds it after the message has left
-            work = dist.isend(*lent.take(), op.peer, group=op.group)
+            work = dist.isend(lent.take().pop(), op.peer, group=op.group)
             self.book.open.setdefault(name, []).append((work, lent))
         return []
 
