@@ -144,6 +144,15 @@ def test_real_numbers_go_in_and_come_out(tmp_path: Path) -> None:
     assert "which stand for 0 at -10" in made.source.texts["tightrope_micro.h"]
 
 
+@needs_cc
+@pytest.mark.parametrize(("width", "each"), [(300, -127), (600, -128), (1000, -128), (4000, -128)])
+def test_equal_scores_of_a_long_row_share_one(width: int, each: int, tmp_path: Path) -> None:
+    """1/256 is one step: from 512 scores on a share rounds to none, where LiteRT's reference aborts."""
+    out = compiled(Layers((2, width), 1).softmax().done(), tmp_path).write(tmp_path / "out")
+    (found,) = run_on_host(out, [bytes(2 * width)], flags=SANITIZER).outputs
+    assert set(np.frombuffer(found, np.int8).tolist()) == {each}
+
+
 def test_products_are_rounded_as_the_definitions_say() -> None:
     draw = np.random.default_rng(0)
     a = np.concatenate((draw.integers(-(2**31), 2**31, 2000), [0, 1, -1, 2**31 - 1, -(2**31)]))
