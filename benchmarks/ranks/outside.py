@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from torch.distributed import pipelining
 
 import tightrope_ranks
 from benchmarks.micro.rows import Row
+from benchmarks.ranks.titan import Wide
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope_ranks.pipeline.launch import run_ranks
@@ -31,23 +33,12 @@ SHARES: Final = (1.0, 1.15, 1.3, 1.5, 1.8)
 """Limits, in multiples of the smallest peak that was found."""
 
 
-class Wide(torch.nn.Module):
-    """A part that is wider inside, with a skip connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = x + self.down(torch.tanh(self.up(x)))
-        return found
-
-
 class Heads(torch.nn.Module):
     """A layer of a transformer."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
+        torch.manual_seed(seed)
         self.layer = torch.nn.TransformerEncoderLayer(
             384, 6, 1536, dropout=0.0, batch_first=True, norm_first=True
         )
@@ -60,8 +51,9 @@ class Heads(torch.nn.Module):
 class Maps(torch.nn.Module):
     """Two convolutions with a skip connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
+        torch.manual_seed(seed)
         self.one, self.two = (torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,8 +61,8 @@ class Maps(torch.nn.Module):
         return found
 
 
-NETS: Final[dict[str, tuple[type[torch.nn.Module], tuple[int, ...]]]] = {
-    "wide": (Wide, (8, 128, 512)),
+NETS: Final[dict[str, tuple[Callable[[int], torch.nn.Module], tuple[int, ...]]]] = {
+    "wide": (partial(Wide, width=512), (8, 128, 512)),
     "transformer": (Heads, (4, 256, 384)),
     "convolutions": (Maps, (4, 64, 64, 64)),
 }
@@ -78,11 +70,7 @@ NETS: Final[dict[str, tuple[type[torch.nn.Module], tuple[int, ...]]]] = {
 
 def layers_of(net: str, first: int = 0, end: int = LAYERS) -> list[torch.nn.Module]:
     """Build some layers; each is alike on every rank."""
-    found = []
-    for number in range(first, end):
-        torch.manual_seed(number)
-        found.append(NETS[net][0]())
-    return found
+    return [NETS[net][0](number) for number in range(first, end)]
 
 
 def batch_of(net: str, count: int = MICRO) -> torch.Tensor:
@@ -129,7 +117,7 @@ def watched(folder: Path) -> Iterator[dict[int, int]]:
 def ready(rank: int, size: int, net: str, folder: str) -> None:
     """Import, compute and run torch's 1F1B on little; then say what the process has."""
     allocator()
-    layer, x = NETS[net][0](), batch_of(net, 1)
+    layer, x = NETS[net][0](0), batch_of(net, 1)
     layer(x[:1]).sum().backward()
     del layer, x
     stage = pipelining.PipelineStage(torch.nn.Linear(4, 4), rank, size, torch.device("cpu"))

@@ -25,10 +25,10 @@ READ = "import sys; from torchtitan.config import ConfigManager; ConfigManager()
 class Wide(torch.nn.Module):
     """A part that is wider inside, with a skip connection."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, width: int = WIDTH) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = x + self.down(torch.tanh(self.up(x)))

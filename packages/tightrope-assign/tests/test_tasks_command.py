@@ -104,3 +104,23 @@ def test_a_task_larger_than_every_device_and_a_cycle_are_errors(
     write(folder, tasks, [{"source": a, "target": b} for a, b in ("ab", "ba")])
     assert run() == 2
     assert "is a cycle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tasks", "edges", "said"),
+    [
+        ([{"name": "a", "work": 0}], [("a", "a")], "is a cycle"),
+        ([{"name": name, "work": 0} for name in "ab"], [("a", "b"), ("b", "a")], "is a cycle"),
+        ([{"name": "a", "work": 1}], [("a", "z")], "no task is called 'z'"),
+        ([], [], "has 0 tasks"),
+    ],
+)
+def test_graphs_that_cannot_be_are_refused_before_an_old_plan_is_judged(
+    tasks: list, edges: list, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = [{"task": one["name"], "device": "d0", "start": 0, "end": 0} for one in tasks]
+    plan = {"schema": 1, "placed": placed, "makespan": 0, "lower_bound": 0}
+    (folder / "old.json").write_text(json.dumps(plan))
+    write(folder, tasks, [{"source": a, "target": b} for a, b in edges])
+    assert run("--replaces", "old.json") == 2
+    assert said in capsys.readouterr().err

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from tightrope.core import PlanFileError
+from tightrope.core import PlanFileError, TightropeError
 from tightrope_assign.tasks.gpnet import OptionGraph
 from tightrope_assign.tasks.heft import heft
 from tightrope_assign.tasks.made_up import made_up_cluster, made_up_graph
@@ -134,3 +134,12 @@ def test_policies_of_another_version_are_refused(tmp_path: Path, change: dict, s
     file.write_bytes(msgspec.json.encode({**tree, **change}))
     with pytest.raises(PlanFileError, match=said):
         load_policy(str(file))
+
+
+def test_weights_that_give_no_numbers_are_refused() -> None:
+    policy, case = load_policy(), problem(1)
+    with torch.no_grad():
+        for one in policy.parameters():
+            one.mul_(torch.inf)
+    with pytest.raises(TightropeError, match="scores that are no numbers"):
+        run_policy(case, policy, heft(case)[0], seed=0)

@@ -28,8 +28,8 @@ from tightrope.run.execute.paging import paging_of
 from tightrope.run.execute.untested import Loss, cannot_capture, loss_of
 from tightrope.run.ledger.room import RESERVE
 from tightrope.run.session.compiled import CompiledModel
-from tightrope.run.session.entries import only_plain, ways_of
-from tightrope.run.session.levels import Roads
+from tightrope.run.session.entries import entries_of, only_plain
+from tightrope.run.session.levels import Levels
 from tightrope.run.session.unit import Settings
 from tightrope.run.verify.eager import EagerTwin, Sampling
 
@@ -152,11 +152,11 @@ def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     ways = (
         only_plain(model)
         if compiled.unable
-        else ways_of(model, host_of(weakref.ref(compiled)), compiled.accounts.mark)
+        else entries_of(model, host_of(weakref.ref(compiled)), compiled.accounts.mark)
     )
     compiled.forget = ways.forget
     _take_over(model, compiled)
-    model._compiled_call_impl = Roads(weakref.ref(model), compiled, ways).call
+    model._compiled_call_impl = Levels(weakref.ref(model), compiled, ways).call
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
 

@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 import tightrope_ranks
+from benchmarks.ranks.titan import Wide
 from tightrope import OutOfBudgetError
 from tightrope.core import InfeasibleError
 from tightrope.native.hook.allocator import allocator
@@ -22,22 +23,12 @@ from tightrope_ranks.values.ranks import JointPlan
 MICRO, ROWS, WIDTH = 8, 64, 128
 
 
-class Wide(torch.nn.Module):
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
-
-
 def batch() -> torch.Tensor:
     return torch.randn(MICRO * ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 def planned(ranks: int, budget: int | None) -> JointPlan:
-    layers, x = [Wide(seed) for seed in range(4)], batch()[:ROWS].clone()
+    layers, x = [Wide(seed, WIDTH) for seed in range(4)], batch()[:ROWS].clone()
     return tightrope_ranks.plan(layers, x, x, mse_loss, ranks=ranks, micro_batches=MICRO, budget=budget)
 
 
@@ -52,7 +43,7 @@ def trained(rank: int, num_ranks: int, plan: JointPlan, limit: int | None) -> in
     """Run two steps; return the most bytes above what was there before."""
     before, stages = allocator().stats().charged, len(plan.work.stages)
     mine = {
-        stage: torch.nn.Sequential(*(Wide(seed) for seed in range(4) if seed * stages // 4 == stage))
+        stage: torch.nn.Sequential(*(Wide(seed, WIDTH) for seed in range(4) if seed * stages // 4 == stage))
         for stage in plan.work.local(rank)
     }
     first, last = 0 in mine, stages - 1 in mine
@@ -105,7 +96,7 @@ def test_what_is_computed_again_counts_batches_once() -> None:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("drop", [0.0, 0.3])
 def test_what_is_computed_again_draws_the_same_numbers(drop: float) -> None:
-    layers = [torch.nn.Sequential(Wide(seed), torch.nn.Dropout(drop)) for seed in range(2)]
+    layers = [torch.nn.Sequential(Wide(seed, WIDTH), torch.nn.Dropout(drop)) for seed in range(2)]
     x = batch()
 
     def made(budget: int) -> JointPlan:

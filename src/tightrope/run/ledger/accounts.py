@@ -32,7 +32,7 @@ from tightrope.native.interface import missing
 from tightrope.price.device import CPU
 from tightrope.price.profiler import changes_of, cpu_profile, start_profile
 from tightrope.run.ledger.arenas import reclaimable, trim_all
-from tightrope.run.ledger.uncounted import OlderTensors, uncounted_bytes
+from tightrope.run.ledger.uncounted import UncountedTensors, uncounted_bytes
 
 _MADE: "Final[dict[torch.device, Accounts]]" = {}
 _UNLIMITED: Final[Bytes] = 2**60
@@ -120,7 +120,7 @@ class Accounts:
         self._enough: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._likely: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
-        self._older = OlderTensors(hook.owns if hook is not None else lambda address: True)
+        self._older = UncountedTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
         self.num_limits = 0
         self.search()

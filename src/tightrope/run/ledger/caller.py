@@ -10,7 +10,7 @@ from tightrope.core import Bytes
 from tightrope.run.ledger.accounts import Accounts, Observation
 
 
-class Gaps:
+class CallerBytes:
     """Observes one unit from its first turn to its last.
 
     Args:

@@ -26,7 +26,7 @@ _SEARCHED: Final[Bytes] = 1 << 20
 """Storages from this size on are looked up among the mapped files."""
 
 
-class OlderTensors:
+class UncountedTensors:
     """Storages that ``owns`` does not know, watched until they are gone.
 
     With more than a thousand of them the sum follows the ones that went with a delay; it is never too small.

@@ -29,7 +29,7 @@ from tightrope.lower.join import Turn
 from tightrope.run.base.status import StatusLine
 from tightrope.run.execute.running import Pending, Running
 from tightrope.run.ledger.accounts import Accounts, Observation
-from tightrope.run.ledger.caller import Gaps
+from tightrope.run.ledger.caller import CallerBytes
 from tightrope.run.ledger.optimizer import Foresight
 from tightrope.run.ledger.refusal import Expected
 from tightrope.run.ledger.room import Room
@@ -84,7 +84,7 @@ class Calls:
         self._running: Running | None = None
         self._turns = Turns()
         self._whole = True
-        self._gaps: Gaps | None = None
+        self._gaps: CallerBytes | None = None
         self.steady = Steady(accounts, settings.verify)
         _ALL.add(self)
 
@@ -257,7 +257,7 @@ class Calls:
         self._running = None
         charged, heap = self.accounts.counted()
         if not self._pending:
-            self._turns, self._whole, self._gaps = Turns(), True, Gaps(self.accounts, heap)
+            self._turns, self._whole, self._gaps = Turns(), True, CallerBytes(self.accounts, heap)
             waiting = len(_ALL) > 1 and any(calls._pending for calls in _ALL)
             running = None if waiting else self.steady.again(number, self.patterns.last, charged)
             if running is not None:

@@ -13,7 +13,7 @@ from tightrope.capture.dynamo import Host, make_backend
 _Call: TypeAlias = Callable[..., Any]
 
 
-class Ways(NamedTuple):
+class Entries(NamedTuple):
     """The ways of one model.
 
     Attributes:
@@ -33,16 +33,16 @@ class Ways(NamedTuple):
     forget: Callable[[], None]
 
 
-def only_plain(model: torch.nn.Module) -> Ways:
+def only_plain(model: torch.nn.Module) -> Entries:
     """Make the ways of a model that is not captured: as it is, whichever is taken."""
 
     def one_call(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    return Ways(one_call, one_call, one_call, one_call, one_call, lambda: None)
+    return Entries(one_call, one_call, one_call, one_call, one_call, lambda: None)
 
 
-def ways_of(model: torch.nn.Module, host: Host, begin: Callable[[], None]) -> Ways:
+def entries_of(model: torch.nn.Module, host: Host, begin: Callable[[], None]) -> Entries:
     """Make the ways of a model.
 
     Args:
@@ -66,7 +66,7 @@ def ways_of(model: torch.nn.Module, host: Host, begin: Callable[[], None]) -> Wa
             each()
 
     foreseeing = backend(foresee=True)
-    return Ways(
+    return Entries(
         whole=compile_with(one_call, foreseeing, begin=begin),
         many=compile_with(one_call, foreseeing, dynamic=True, begin=begin),
         pieces=compile_with(one_call, backend(), whole=False),

@@ -26,7 +26,7 @@ from tightrope.run.base.weak import alive
 from tightrope.run.evict.level_e import against_eviction
 from tightrope.run.session.attempt import attempt
 from tightrope.run.session.compiled import CompiledModel
-from tightrope.run.session.entries import Ways
+from tightrope.run.session.entries import Entries
 from tightrope.run.session.uncompiled import limited_alone, mode_left, try_plain
 
 _Call: TypeAlias = Callable[..., Any]
@@ -36,7 +36,7 @@ _NOTHING_CHECKED: Final = ("first", None)
 """What ``verify`` is where nothing is compared with other runs."""
 
 
-class Roads:
+class Levels:
     """The calls of one model.
 
     Args:
@@ -45,7 +45,7 @@ class Roads:
         ways: in which Dynamo compiles its calls.
     """
 
-    def __init__(self, model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Ways) -> None:
+    def __init__(self, model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Entries) -> None:
         self._model, self._compiled, self._ways = model, compiled, ways
         self._hooks: InsideHooks | None = None
         self._trial = partial(try_plain, model, compiled, ways.plain)

@@ -20,7 +20,7 @@ from tightrope.price.device import CPU
 from tightrope.run.execute.prepared import Prepared
 from tightrope.run.execute.running import Running
 from tightrope.run.ledger.accounts import Accounts
-from tightrope.run.ledger.caller import Gaps
+from tightrope.run.ledger.caller import CallerBytes
 from tightrope.run.ledger.room import Room
 from tightrope.run.session.patterns import Pattern, single
 from tightrope.run.session.unit import Unit
@@ -88,7 +88,7 @@ class Steady:
         """Forget the answer."""
         self._seen, self.left = None, 0
 
-    def covers(self, running: Running, pattern: Pattern, gaps: Gaps) -> bool:
+    def covers(self, running: Running, pattern: Pattern, gaps: CallerBytes) -> bool:
         """Tell whether nothing is to be learned from a pattern: it was completed before, by such a run."""
         if not self.left or self._seen is None or running.off or pattern != self._seen.after:
             return False

@@ -25,7 +25,7 @@ from tightrope_assign.tasks.simulate import critical, in_sequence, makespan
 _HISTORY: Final = 40
 """Moves back with which a plan is compared."""
 _MORE: Final = 0.6
-"""Chance that a neighbour of a task moves with it: 0.7 % above the best plans of 25 tasks became 0.3 %."""
+"""Chance that a neighbour of a task moves with it."""
 
 
 def improve(

@@ -104,7 +104,10 @@ def _draw(options: TrainOptions, chance: random.Random) -> list[TaskProblem]:
 
 
 def random_hosts(problem: TaskProblem, chance: random.Random) -> list[int]:
-    """Draw a placement within the bytes: at random where that works, packed where not."""
+    """Draw a placement within the bytes: at random where that works, packed where not.
+
+    Where packing finds none, each task is on its first device, above the bytes: moves can only mend that.
+    """
     free, hosts = list(problem.room), []
     for task, able in enumerate(problem.options):
         fits = [device for device in able if problem.size[task] <= free[device]]

@@ -249,7 +249,9 @@ def _cat(w: TfliteWriter, op: TfliteOp) -> None:
     alike = (
         all(w.unit(k) == w.unit(op.makes[0]) for k in op.reads) and not op.options["FusedActivationFunction"]
     )
-    if not alike or not 0 <= axis < rank or len(given) < 2:
+    if len(given) < 2:
+        w.refuse(f"joins {len(given)} tensors")
+    if not alike or not 0 <= axis < rank:
         w.refuse("joins tensors of different units, or has a fused activation")
     others = {(len(v.shape), *v.shape[:axis], *v.shape[axis + 1 :]) for v in given}
     if len(others) > 1 or len(given[0].shape) != rank:

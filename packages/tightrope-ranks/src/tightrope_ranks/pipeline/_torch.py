@@ -193,7 +193,7 @@ class _Begun:
     """
 
     def __init__(self, module: torch.nn.Module, *, draws: bool) -> None:
-        self.buffers, self.draws = list(module.buffers()), draws
+        self.module, self.draws = module, draws
         self.state: torch.Tensor | None = None
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -201,7 +201,7 @@ class _Begun:
     def first(self) -> Iterator[None]:
         """Keep what the forward in the block changes."""
         state = torch.get_rng_state() if self.draws else None
-        before = [(one, one.detach().clone()) for one in self.buffers]
+        before = [(one, one.detach().clone()) for one in self.module.buffers()]
         yield
         if state is not None and not torch.equal(state, torch.get_rng_state()):
             self.state = state
@@ -210,19 +210,12 @@ class _Begun:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Begin from the same in the block; all is afterwards as before."""
-        now = [(one, one.detach().clone()) for one, _ in self.written]
-        for one, value in self.written:
-            one.data.copy_(value)
-        try:
-            if self.state is None:
-                yield
-            else:
-                with torch.random.fork_rng(devices=()):
-                    torch.set_rng_state(self.state)
-                    yield
-        finally:
-            for one, value in now:
+        with buffers_kept(self.module), torch.random.fork_rng((), enabled=self.state is not None):
+            for one, value in self.written:
                 one.data.copy_(value)
+            if self.state is not None:
+                torch.set_rng_state(self.state)
+            yield
 
 
 class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]

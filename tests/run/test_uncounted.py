@@ -11,7 +11,7 @@ from torch import nn
 import tightrope
 from tightrope.native import compiler
 from tightrope.run.ledger.accounts import accounts
-from tightrope.run.ledger.uncounted import OlderTensors, uncounted_bytes
+from tightrope.run.ledger.uncounted import UncountedTensors, uncounted_bytes
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 MiB = 1 << 20
@@ -87,7 +87,7 @@ def test_a_mapped_file_counts_only_where_a_step_gets_it(tmp_path: Path) -> None:
 
 
 def test_the_sum_follows_many_that_go_and_is_never_too_small() -> None:
-    older = OlderTensors(lambda address: False)
+    older = UncountedTensors(lambda address: False)
     many = [torch.ones(16) for _ in range(3000)]
     older.note(many)
     assert older.bytes == 3000 * 64
