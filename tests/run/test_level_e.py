@@ -438,3 +438,35 @@ def test_a_step_that_begins_inside_of_torch_func_is_limited_and_said() -> None:
     loss = net(rows).square().mean()  # a step outside of it is evicted again
     loss.backward()
     assert net[0].weight.grad is not None
+
+
+@SAID
+def test_gradients_that_go_after_the_forward_leave_their_bytes_to_the_step() -> None:
+    """A loop that drops its gradients behind the forward needs them once, as in eager, and not twice."""
+
+    def steps(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in batches(4):
+            loss = model(x[:16].repeat(1, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        broken = nn.Sequential(*(nn.Linear(4 * WIDTH, 4 * WIDTH) for _ in range(5)))
+        broken[2].register_forward_hook(lambda *_: torch._dynamo.graph_break())
+        return broken
+
+    plain, model = net(), net()
+    gc.collect()
+    with accounts().observed() as found:
+        steps(plain)
+    plain.zero_grad()
+    gradients = sum(one.nbytes for one in plain.parameters())
+    tightrope.compile(model, budget=found.charged + gradients // 8, fallback="evict", progress=False)
+    steps(model)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    report = tightrope.report(model)
+    assert report.level == "E"
+    assert report.observed_total <= report.budget

@@ -84,6 +84,7 @@ struct Hook final : c10::Allocator {
       try {
         Lock lock(state->mutex);
         if (state->evicting != nullptr && state->evicting->serves()) {
+          state->grow_evicting(static_cast<Bytes>(bytes));
           pointer = state->evicting->allocate(static_cast<Bytes>(bytes));
           if (pointer == nullptr) break;
         } else {

@@ -16,7 +16,9 @@ namespace tightrope_allocator {
 static const Bytes kPage = sysconf(_SC_PAGESIZE);
 
 struct Arena : Slab {
-  ~Arena() { munmap(base, static_cast<size_t>(round_up(bytes, kPage))); }
+  Bytes mapped = 0;  // addresses that it may grow into included
+
+  ~Arena() { munmap(base, static_cast<size_t>(mapped)); }
 
   // Gives pages [first, last) back to the system; returns their bytes.
   Bytes release(int64_t first, int64_t last) {

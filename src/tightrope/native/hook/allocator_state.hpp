@@ -68,20 +68,34 @@ class State : public Ledger<Arena> {
 
   bool owns(const void* pointer) const { return heap_.contains(pointer) || arena_of(pointer) != nullptr; }
 
-  int64_t open_arena(Bytes bytes) {
+  // Maps an arena that may grow to `most` bytes.
+  int64_t open_arena(Bytes bytes, Bytes most = 0) {
     const Bytes size = round_up(std::max<Bytes>(bytes, 1), kAlignment);
     make_room(size);
-    const auto mapped = static_cast<size_t>(round_up(size, kPage));
-    void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const Bytes mapped = round_up(std::max(size, most), kPage);
+    void* base = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return -1;
     auto arena = std::make_shared<Arena>();
     arena->base = static_cast<char*>(base);
     arena->bytes = arena->charge = size;
+    arena->mapped = mapped;
     arena->advise_huge_pages(true);
     charge(size);
     by_base_[arena->base] = arena.get();
     arenas[next_id] = std::move(arena);
     return next_id++;
+  }
+
+  // Lets the arena of an eviction grow into what was freed outside of it since it was opened.
+  void grow_evicting(Bytes bytes) {
+    const Bytes size = evicting->arena().missing(bytes);
+    Arena& arena = *arenas.at(evicting->of_state);
+    if (size == 0 || stats.charged + size > evicting->charged_at_most || arena.bytes + size > arena.mapped) return;
+    arena.bytes += size;
+    arena.charge += size;
+    charge(size);
+    evicting->arena().grow(size);
+    evicting->grown += size;
   }
 
   // A block that an eviction leaves in its arena.

@@ -42,18 +42,23 @@ inline const char* const kLost =
 class Evicting {
  public:
   pthread_t owner = pthread_self();
+  int64_t (*outside)();
   bool suspended = false, poison = false;
   bool soft = false;  // inputs of ops that wait for other inputs may go where nothing else can
   int64_t of_state = 0;  // id of the mapping in the allocator's books
+  int64_t charged_at_most = 0;  // the arena may grow until the process is charged that much
+  int64_t grown = 0;
   std::vector<Held> dropped;  // last references, for the caller to let go of once the mutex is free: that locks it
 
-  Evicting(const Options& options, char* base, int64_t bytes, c10::DeleterFnPtr deleter)
-      : arena_(options), base_(base), bytes_(bytes), deleter_(deleter) {
+  // `outside` tells the bytes that are charged outside of the arena.
+  Evicting(const Options& options, char* base, int64_t bytes, c10::DeleterFnPtr deleter, int64_t (*outside)())
+      : outside(outside), arena_(options), base_(base), bytes_(bytes), deleter_(deleter) {
     arena_.on_evicted(&Evicting::evicted, this);
     arena_.on_moved(&Evicting::moved, this);
   }
 
   Arena& arena() { return arena_; }
+  const Arena& arena() const { return arena_; }
   bool holds(const void* pointer) const { return pointer >= base_ && pointer < base_ + bytes_; }
   bool serves() const { return !suspended && pthread_equal(owner, pthread_self()); }
 
@@ -275,6 +280,7 @@ class Evicting {
   // --- the op that runs
 
   int64_t most_held = 0;  // bytes of tensors of the arena, evicted ones and temporaries included
+  int64_t most_in_all = 0;  // the same with what was charged outside of the arena then
   std::vector<int64_t> walls;  // at the last refusal, three each: record, bytes, pins
   bool refused = false;        // a request of the op that runs
 
@@ -322,6 +328,7 @@ class Evicting {
     if (known != taken_.end() && known->second.ns >= 0) ns = std::min(ns, known->second.ns);
     arena_.advance(ns, false);
     most_held = std::max(most_held, held_ + most_live_);
+    most_in_all = std::max(most_in_all, outside() + held_ + most_live_);
     for (const Id id : frame_) arena_.touch(id);
     made.clear();
     for (Storage* impl : outputs) {

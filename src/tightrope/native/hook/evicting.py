@@ -30,6 +30,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "lose": (None, (_I64,)),
     "close": (_I64, (_HANDLE, _I64)),
     "most_held": (_I64, ()),
+    "most_in_all": (_I64, ()),
+    "grown": (_I64, ()),
 }
 TELL: Final = ctypes.CFUNCTYPE(_I64, _I64, ctypes.c_char_p, ctypes.c_char_p)
 BEFORE: Final = ctypes.CFUNCTYPE(_I64, _I64, _I64)

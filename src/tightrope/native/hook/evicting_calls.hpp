@@ -15,6 +15,9 @@ void delete_tombstone(void* tombstone) {
 
 using tightrope_evicting::Evicting;
 
+// Bytes charged outside of the arena of an eviction; the caller holds the mutex.
+static int64_t charged_outside() { return state->stats.charged - state->arenas.at(state->evicting->of_state)->charge; }
+
 extern "C" {
 
 Evicting* tr_evicting() {
@@ -28,12 +31,24 @@ Evicting* tr_evict_open(const tightrope_evict::Options* options, int64_t poison)
     fail("an eviction is active already");
     return nullptr;
   }
-  const int64_t id = tr_open_arena(options->bytes);
-  if (id < 0) return nullptr;
+  if (options->bytes < 0 || options->bytes > kLargest) {
+    fail("an arena needs between 0 and 2^60 bytes");
+    return nullptr;
+  }
   Lock lock(state->mutex);
+  const Bytes outside = state->limit < 0 ? 0 : state->stats.charged;  // it may be freed while the arena is open
+  const int64_t id = guarded(
+      options->bytes,
+      [&] {
+        const int64_t opened = state->open_arena(options->bytes, options->bytes + outside);
+        return opened < 0 ? fail("the system refused to map the arena") : opened;
+      },
+      [] {});
+  if (id < 0) return nullptr;
   Arena& mapped = *find(id);
-  auto* made = new Evicting(*options, mapped.base, mapped.bytes, &deallocate);
+  auto* made = new Evicting(*options, mapped.base, mapped.mapped, &deallocate, &charged_outside);
   made->of_state = id;
+  made->charged_at_most = outside == 0 ? 0 : state->stats.charged;
   made->poison = poison != 0;
   state->evicting = made;
   return made;
@@ -162,5 +177,14 @@ int64_t tr_evict_close(Evicting* self, const int64_t* leaving, int64_t num_leavi
 
 // The most bytes that tensors of the arena held at once, evicted ones and temporaries included.
 int64_t tr_evict_most_held(Evicting* self) { return self->most_held; }
+
+// The same with what was charged outside of the arena then.
+int64_t tr_evict_most_in_all(Evicting* self) { return self->most_in_all; }
+
+// Bytes that the arena grew by.
+int64_t tr_evict_grown(Evicting* self) {
+  Lock lock(state->mutex);
+  return self->grown;
+}
 
 }  // extern "C"

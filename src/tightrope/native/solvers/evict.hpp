@@ -83,6 +83,18 @@ class Arena : public RoomMaker {
         return adopt(main_, main_.take(piece, need, kNone, right), need, false);
     }
 
+    // --- what the arena would have to grow by for a storage to find a hole; 0: it finds one, or it may not grow.
+    Bytes missing(Bytes bytes) const {
+        const Bytes need = round_up(bytes);
+        if (small_bytes_ > 0 || main_.fit(need, false) != kNone) return 0;
+        return need - main_.free_at_end();
+    }
+
+    void grow(Bytes bytes) {
+        main_.extend(bytes);
+        options_.bytes += bytes;
+    }
+
     // --- a storage whose bytes the arena does not hold: it is never evicted.
     Id outside(Bytes bytes) {
         const Id id = records_.make();

@@ -140,6 +140,24 @@ class Pieces {
         return hole;
     }
 
+    // The bytes that are free behind the last used piece.
+    Bytes free_at_end() const { return is_free(last_) ? pieces_[last_].bytes : 0; }
+
+    // Appends free addresses at the end.
+    void extend(Bytes bytes) {
+        free_bytes_ += bytes;
+        if (is_free(last_)) {
+            pieces_[last_].bytes += bytes;
+            return;
+        }
+        const Bytes end = last_ == kNone ? 0 : pieces_[last_].offset + pieces_[last_].bytes;
+        const std::int32_t made = make(end, bytes);
+        pieces_[made].before = last_;
+        (last_ == kNone ? first_ : pieces_[last_].after) = made;
+        last_ = made;
+        free_.insert({end, made});
+    }
+
     // The free piece that holds this address.
     std::int32_t free_at(Bytes offset) const {
         return std::prev(free_.upper_bound({offset, INT32_MAX}))->second;

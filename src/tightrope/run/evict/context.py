@@ -65,7 +65,8 @@ class Eviction:
     ) -> None:
         self.budget, self.policy = budget, chosen
         self._most_again = most_again
-        self.lost = self._most_held = 0
+        self.lost = self._most_held = self._most_in_all = 0
+        self._size = budget
         self.advise: Callable[[Bytes], tuple[str, Bytes | None]] = self._next_budget
         self._poison = poison
         self._watch: OpWatch | None = None
@@ -82,6 +83,20 @@ class Eviction:
         if self._watch is not None and self._last is None:
             return self._watch.window.call("most_held")
         return self._most_held
+
+    @property
+    def most_in_all(self) -> Bytes:
+        """The same with what the process held outside of the arena at that moment."""
+        if self._watch is not None and self._last is None:
+            return self._watch.window.call("most_in_all")
+        return self._most_in_all
+
+    @property
+    def size(self) -> Bytes:
+        """Bytes of the arena: the budget, and what it grew by into a limit of the process."""
+        if self._watch is not None and self._last is None:
+            return self._size + self._watch.window.call("grown")
+        return self._size
 
     @property
     def num_ops(self) -> int:
@@ -191,12 +206,13 @@ class Eviction:
         watch.unfollow()
         self._trusted = []
         watch.window.watched("most_again", -1.0)  # what lives must be brought back, however long that takes
-        self._operator_ns, self._most_held = watch.arena.base, self.most_held
+        self._operator_ns, self._size = watch.arena.base, self.size
+        self._most_held, self._most_in_all = self.most_held, self.most_in_all
         self._last = watch.arena.statistics()
         held = 0
         with collector_paused():
             alive = [one for resident in (True, False) for one in watch.window.held(resident=resident)]
-            much = sum(map(watch.window.size, alive)) > self.budget
+            much = sum(map(watch.window.size, alive)) > self._size
         if much:
             gc.collect()  # cycles may hold tensors that nobody can reach
         stayed: list[int] = []
@@ -208,7 +224,7 @@ class Eviction:
                         watch.arena.pin(storage)
                 for storage in watch.window.held(resident=False):
                     held += watch.window.size(storage)
-                    if error is not None and held > self.budget:
+                    if error is not None and held > self._size:
                         held -= self._lose(storage)
                     else:
                         self._bring_back(storage)
@@ -220,7 +236,7 @@ class Eviction:
             watch.window.call("suspend", 1)
             watch.collect()
             watch.close(stayed)
-        if error is None and (held > self.budget or self.lost):
+        if error is None and (held > self._size or self.lost):
             raise self._too_much_lives(held)  # no name here refers to it: its frames hold what lives
 
     def _bring_back(self, storage: int) -> None:
@@ -277,7 +293,7 @@ class Eviction:
 
     def _room_for(self, held: Bytes) -> Bytes | None:
         """Bytes that what lives on fits into; None where it does, and something else was short."""
-        return round_up(held, ALIGNMENT) if held > self.budget else None
+        return round_up(held, ALIGNMENT) if held > self._size else None
 
     def budget_for(self, asked: Bytes) -> Bytes:
         """Compute a budget that allows a request of so many bytes now.
@@ -285,7 +301,7 @@ class Eviction:
         With that many nothing would have been evicted so far. What cannot move may split them: n storages
         leave n + 1 gaps, and one of the gaps must hold the request.
         """
-        named = self.budget + max(asked, self.budget // 64, _LEAST_MORE)
+        named = self.size + max(asked, self.budget // 64, _LEAST_MORE)
         if self._watch is None:
             return named
         window = self._watch.window

@@ -143,7 +143,7 @@ class EvictedSteps:
         self._depth = 0
         _SERVING.discard(self)
         self._kernels.watched()
-        self.unplanned = max(self.unplanned, self.budget - self.arena + block.most_held)
+        self.unplanned = max(self.unplanned, self._spare + block.most_in_all)
         try:
             block.__exit__(None if error is None else type(error), error, None)
         finally:
@@ -228,9 +228,8 @@ class EvictedSteps:
         if by_shapes and not self._may_end:
             return f"Try {said(by_shapes)}: {shapes}.", by_shapes
         assert self.last is not None
-        around = self.budget - self.arena
-        named = max(around + self.last.budget_for(asked), self.unplanned)
-        whole = max(self.unplanned, around + self.last.most_held + asked)
+        named = max(self.budget - self.last.size + self.last.budget_for(asked), self.unplanned)
+        whole = max(self.unplanned, self._spare + self.last.most_in_all + asked)
         if self.unplanned and whole + whole // GAPS > self.budget:  # else what stays splits the arena
             named = min(named, whole + whole // GAPS)
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
@@ -240,6 +239,11 @@ class EvictedSteps:
         asked, whole = self.given
         room = Room(budget, self.persistent, hidden=self._accounts.hidden, asked=asked, whole=whole).ledger()
         return room.plus(Row("inputs that another thread makes", self._other_inputs, "guess"))
+
+    @property
+    def _spare(self) -> Bytes:
+        """Bytes of the budget that neither the arena nor anything else got when the last block began."""
+        return self.budget - self.arena - self.persistent
 
     def _arena_at(self, budget: Bytes) -> Bytes:
         return self._ledger(budget).room() // 64 * 64

@@ -40,6 +40,8 @@ _SLACK: Final[Bytes] = 48 * 2**20
 """Two segments of 20 MiB in which blocks of 1 to 10 MiB lie, and four of 2 MiB for smaller ones."""
 _LEAST_MORE: Final[Bytes] = 65536
 """The least that a budget is raised by after a request was refused."""
+_FIRST: Final = 4
+"""Of a first large request of the caller's code: what comes behind it."""
 
 
 @dataclass
@@ -271,7 +273,10 @@ class Accounts:
             self.allocator.relieve_with(self._relieved)
 
     def advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
-        """Name a budget that would have allowed a request, and as much again as the caller's code took."""
+        """Name a budget that would have allowed a request, and as much again as the caller's code took.
+
+        A loss takes several times its first large request: see `tightrope.run.ledger.headroom`.
+        """
         own = 0
         if self._own is not None and self._own < _UNLIMITED:
             own = self._own + self.older + self.hidden
@@ -279,7 +284,9 @@ class Accounts:
         if not budget:
             return "", None
         grown = self._grown()
-        took = max(asked + (grown or 0), charged // 2 if own else 0, _LEAST_MORE)
+        first = grown is not None and grown < asked
+        took = _FIRST * asked if first else asked + (grown or 0)
+        took = max(took, charged // 2 if own else 0, _LEAST_MORE)
         allowed = max(budget, charged + asked + self.older)
         if self.enough > allowed:
             return f"Try budget={self.enough}: by the shapes it is enough, and less may be.", self.enough

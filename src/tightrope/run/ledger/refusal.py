@@ -37,6 +37,8 @@ class Expected:
         least: a budget that is needed anyway.
         in_pieces: whether graphs may follow that were not seen yet.
         unplanned: what the step takes without a plan, as far as it was seen; 0 = it is not to be named.
+        together: bytes of the forwards before the next backward where nothing is computed again; 0 = one.
+        ahead: says who makes them.
     """
 
     gradients: Bytes = 0
@@ -48,6 +50,8 @@ class Expected:
     least: Bytes = 0
     in_pieces: bool = False
     unplanned: Bytes = 0
+    together: Bytes = 0
+    ahead: str = ""
 
 
 def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
@@ -157,6 +161,8 @@ class Refusal:
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
         returns: whether control goes to the caller between forward and backward.
         unplanned: see `Expected`.
+        together: see `Expected`.
+        ahead: see `Expected`.
     """
 
     ledger: Ledger
@@ -166,6 +172,8 @@ class Refusal:
     in_pieces: bool = False
     returns: bool = True
     unplanned: Bytes = 0
+    together: Bytes = 0
+    ahead: str = ""
 
     def needed(self, plan: Bytes) -> Bytes:
         """Return the budget for a plan of so many bytes in all, in a loop of any order."""
@@ -185,8 +193,10 @@ class Refusal:
 
     def restated(self, error: InfeasibleError) -> InfeasibleError:
         """Restate the planner's numbers: other holders of memory included."""
-        plan = error.smallest_found
-        row = None if plan is None else Row("the step", plan - self.persistent, "forecast", _PLAN)
+        plan, how = error.smallest_found, _PLAN
+        if plan is not None and self.together + self.persistent > plan:
+            plan, how = self.together + self.persistent, _TOGETHER
+        row = None if plan is None else Row("the step", plan - self.persistent, "forecast", how)
         return self.ledger.explain(
             row,
             bound=error.lower_bound - self.persistent + self.ledger.held() - RESERVE,
@@ -213,7 +223,7 @@ class Refusal:
         if self.grown:
             notes.append(f"{format_bytes(self.grown)} more are held than before the first step.")
         elif found is not None and self.returns and not self.num_waiting:
-            notes.append("This is for one forward before each backward.")
+            notes.append(self.ahead or "This is for one forward before each backward.")
         if self.num_waiting:
             notes.append(
                 f"{self.num_waiting} earlier forwards still hold what their backward needs: run it, drop "
@@ -223,4 +233,5 @@ class Refusal:
 
 
 _PLAN: Final = "the smallest plan found"
+_TOGETHER: Final = "its forwards, nothing computed again"
 _PAGE: Final = "More: docs/budget.md#refused"

@@ -93,8 +93,6 @@ class Calls:
         """Total bytes; 0 = a share that is not known yet."""
         return self.prospects.budget
 
-    # captured graphs and units
-
     def add(
         self,
         program: Program,
@@ -150,14 +148,15 @@ class Calls:
         return unit.begin(
             turns,
             lambda held: self.prospects.room(unit, held, updates=trains and not waiting),
-            self._expected_need,
+            partial(self._expected_need, turns[0].graph),
             give_up=lambda: self._give_up(but) or self.prospects.grown(self.captured[turns[0].graph]),
             ready=self.when_fits,
             heap=bool(self.note),
         )
 
-    def _expected_need(self) -> Expected:
-        return self.prospects.expected(num_waiting=len(self._pending), stepped=self.num_steps > 0)
+    def _expected_need(self, number: int | None = None) -> Expected:
+        first = None if number is None or self._pending or self.num_steps else self.captured[number]
+        return self.prospects.expected(first, num_waiting=len(self._pending), stepped=self.num_steps > 0)
 
     def _look_ahead(self, held: Bytes) -> None:
         """Refuse a forward now if the backward of an earlier one will not fit, whatever that drops."""

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tightrope.core import Bytes, Graph, InfeasibleError
 from tightrope.plan import solve
+from tightrope.run.base.caller_text import forwards_ahead
 from tightrope.run.ledger.accounts import Accounts
 from tightrope.run.ledger.arenas import trim_idle
 from tightrope.run.ledger.optimizer import Foresight
@@ -137,10 +138,18 @@ class Prospects:
             self._last = unit, room
         return room
 
-    def expected(self, *, num_waiting: int = 0, stepped: bool = False, least: Bytes = 0) -> Expected:
+    def expected(
+        self,
+        first: Captured | None = None,
+        *,
+        num_waiting: int = 0,
+        stepped: bool = False,
+        least: Bytes = 0,
+    ) -> Expected:
         """What a refusal should know.
 
         Args:
+            first: the first forward of all: more may come before its backward, as the caller's text reads.
             num_waiting: forwards that wait for their backward.
             stepped: whether a training step was completed: what the loop keeps is there then.
             least: a budget that is needed anyway.
@@ -149,7 +158,7 @@ class Prospects:
         assume = not stepped and not self.future.known
         update = self.future.assumed() if assume else update
         more = self.in_pieces and not stepped
-        return Expected(
+        expected = Expected(
             0 if stepped else self.future.staying,
             self.future.summed if num_waiting else 0,
             update.state if assume else 0,
@@ -160,6 +169,11 @@ class Prospects:
             more,
             self.unplanned if num_waiting else 0,
         )
+        count, where = (1, "") if first is None else forwards_ahead()
+        if first is None or count == 1:
+            return expected
+        said = f"{where} calls the model {count} times before a backward."
+        return replace(expected, summed=self.future.largest, together=count * first.unplanned, ahead=said)
 
     def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Learn from a call on shapes alone which budget is enough where no step is planned."""

@@ -414,6 +414,8 @@ class Unit:
             in_pieces=expected.in_pieces,
             returns=len(self.graph.parts) > 1,
             unplanned=expected.unplanned,
+            together=expected.together,
+            ahead=expected.ahead,
         )
 
     def _solve(self, available: Bytes) -> Plan:
