@@ -229,29 +229,6 @@ def with_updates(whole: Whole, program: Program, updates: Mapping[int, Update]) 
     return replace(program, graph=with_writes(made))
 
 
-def with_summaries(whole: Whole, summarize: Callable[[torch.Tensor], Any]) -> torch.fx.GraphModule:
-    """Return the graph without updates, with a summary in the place of each gradient that they use.
-
-    A summary is taken as soon as its gradient is there, so that the gradient need not be kept.
-    """
-    module = whole.program.module
-    (output,) = module.graph.find_nodes(op="output")
-    results = list(output.args[0])
-    first = whole.num_returned
-    graph = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    summaries: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in module.graph.nodes:
-        if node.op == "output":
-            continue
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-        if node in results[first:]:
-            summaries[node] = graph.call_function(summarize, (copies[node],))
-    kept = [copies[node] if isinstance(node, torch.fx.Node) else node for node in results[:first]]
-    graph.output((*kept, *(summaries[node] for node in results[first:])))
-    return torch.fx.GraphModule(module, graph)
-
-
 def _views(program: Program, nodes: Trained) -> tuple[View, View, tuple[View, ...], View]:
     (part,) = program.graph.parts
     found = [part.inputs[at].view for at in (nodes.parameter, *nodes.state, nodes.settings)]

@@ -61,11 +61,6 @@ class Arenas:
         for arena in self._idle:
             self.allocator.trim(arena)
 
-    @property
-    def num_busy(self) -> int:
-        """Number of arenas that a forward without its backward, or a running step, holds."""
-        return len(self._busy)
-
     def reclaim(self) -> tuple[int | None, Bytes]:
         """Lease an arena whose blocks are all dead; retire those that still hold some.
 
