@@ -72,8 +72,8 @@ class Pending:
         self._droppable: tuple[frozenset[StorageId], Bytes] | None = None
         self.done: Callable[[Pending], None] = lambda _: None
         self._visible = running.prepared.code.visible[part]
-        self._versions = versions_of([kept[position] for position in self._visible])
-        self._given = versions_of(inputs)
+        found = versions_of(inputs + [kept[position] for position in self._visible])
+        self._given, self._versions = found[: len(inputs)], found[len(inputs) :]
 
     def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that the call itself changed tensors: others in their memory are as the forward left them.

@@ -109,8 +109,9 @@ class Accounts:
         self.watchers: weakref.WeakSet[object] = weakref.WeakSet()
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
-        self._less = self._room = ""
-        self._left: tuple[Bytes, str] = (-1, "")
+        self._less = ""
+        self._between: Bytes = 0
+        self._thread = 0
         self._own: Bytes | None = None
         self._relief: Callable[[], bool] = lambda: False
         self._grown: Callable[[], Bytes | None] = lambda: None
@@ -247,30 +248,24 @@ class Accounts:
             whose = self._names.get(owners[0], "a model") if owners else "a model"
             beside = f" less {' and '.join(less)}" * bool(less)
             self._less = f"The limit is the budget of {budget}{beside}, for as long as {whose} lives."
-        self.allocator.explain(f"{self._less} {self._room}".strip())
+        self.allocator.explain(self._less)
 
-    def explain(self, room: str) -> None:
-        """Say what the memory outside of the plan is for, should it run out."""
-        if self.allocator is not None and room != self._room:
-            self._room = room
-            self.allocator.explain(f"{self._less} {room}".strip())
-
-    def explain_left(self, budget: Bytes) -> None:
-        """Say what was left of a budget after a forward."""
-        left = budget - self.held() - self.hidden
-        if left != self._left[0]:
-            text = f"{format_bytes(max(left, 0))} were left for code between forward and backward; "
-            self._left = left, f"{text}the next forward leaves what it lacked."
-        self.explain(self._left[1])
-
-    def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes | None]) -> None:
+    def watch_caller(
+        self, relief: Callable[[], bool], grown: Callable[[], Bytes | None], budget: Bytes
+    ) -> None:
         """Let ``relief`` make room before code of the calling thread, outside of plans, is refused memory.
 
-        ``grown`` tells what that code took so far; None = no step is under way.
+        ``grown`` tells what that code took so far; None = no step is under way. A refusal says what a
+        forward left of ``budget``, until `leave_caller`.
         """
-        if self.allocator is not None:
-            self._relief, self._grown = relief, grown
+        self._between = budget
+        if self.allocator is not None and self._thread != threading.get_ident():
+            self._relief, self._grown, self._thread = relief, grown, threading.get_ident()
             self.allocator.relieve_with(self._relieved)
+
+    def leave_caller(self) -> None:
+        """Note that the caller's code is behind: a backward begins, or none will."""
+        self._between = 0
 
     def advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget that would have allowed a request, and as much again as the caller's code took.
@@ -284,20 +279,23 @@ class Accounts:
         if not budget:
             return "", None
         grown = self._grown()
+        said = ""
+        if self._between and grown is not None:
+            left = max(self._between - self.hidden - self.older - charged + grown, 0)
+            said = f"{format_bytes(left)} were left for code between forward and backward; the next forward "
+            said += "leaves what it lacked. "
         first = grown is not None and grown < asked
         took = _FIRST * asked if first else asked + (grown or 0)
         took = max(took, charged // 2 if own else 0, _LEAST_MORE)
         allowed = max(budget, charged + asked + self.older)
         if self.enough > allowed:
-            return f"Try budget={self.enough}: by the shapes it is enough, and less may be.", self.enough
+            said += f"Try budget={self.enough}: by the shapes it is enough, and less may be."
+            return said, self.enough
         if grown is not None:  # of a larger budget, the plan may take as much as the step without one
             allowed = max((allowed, *self._likely.values()))
         found = allowed + took
-        return (
-            f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
-            "which was not seen yet.",
-            found,
-        )
+        said += f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
+        return f"{said}which was not seen yet.", found
 
     def _relieved(self) -> bool:
         return not self.turn.taken and self._own is None and (self._relief() or self._collected())

@@ -209,8 +209,7 @@ class Calls:
             pending.first, pending.before = first, before
             running.open.add(pending)
             self._pending.add(pending)
-            self.accounts.explain_left(self.budget)
-            self.accounts.watch_caller(_relieve, _grown)
+            self.accounts.watch_caller(_relieve, _grown, self.budget)
             return [*outputs, pending.token()]
 
     def _enter(self, args: Sequence[Any]) -> None:
@@ -354,7 +353,7 @@ class Calls:
         with self.accounts.turn:
             if self._gaps is not None:
                 self._gaps.enter()
-            self.accounts.explain("")
+            self.accounts.leave_caller()
             again = _torch.keeps_graph()
             pending.check()
             came = self.forms.arrived(pending, tangents)
@@ -454,7 +453,7 @@ class Calls:
             if not pending.num_backwards:
                 self._whole = False
                 self._lacked(pending)
-            self.accounts.explain("")
+            self.accounts.leave_caller()
             running = pending.running
             self._pending.discard(pending)
             running.open.discard(pending)
