@@ -88,9 +88,11 @@ class State : public Ledger<Arena> {
 
   // Lets the arena of an eviction grow into what was freed outside of it since it was opened.
   void grow_evicting(Bytes bytes) {
+    const Bytes room = std::min(evicting->charged_at_most, limit) - stats.charged;
+    if (room <= 0) return;
     const Bytes size = evicting->arena().missing(bytes);
     Arena& arena = *arenas.at(evicting->of_state);
-    if (size == 0 || stats.charged + size > evicting->charged_at_most || arena.bytes + size > arena.mapped) return;
+    if (size == 0 || size > room || arena.bytes + size > arena.mapped) return;
     arena.bytes += size;
     arena.charge += size;
     charge(size);
