@@ -29,7 +29,8 @@ from tightrope_assign.judge.tasks import check_task_plan
 from tightrope_assign.tasks import Cluster, TaskOptions, TaskPlan, place_tasks
 from tightrope_assign.tasks.exact import solve_exactly
 from tightrope_assign.tasks.gpnet import OptionGraph
-from tightrope_assign.tasks.heft import Timetable, fitting, heft
+from tightrope_assign.fit import fitting
+from tightrope_assign.tasks.heft import Timetable, heft
 from tightrope_assign.tasks.made_up import KINDS, made_up_cluster, made_up_device, made_up_graph, made_up_link
 from tightrope_assign.tasks.policy import load_policy, run_policy
 from tightrope_assign.tasks.problem import TaskProblem, task_problem

@@ -19,7 +19,8 @@ from tightrope_assign.tasks import (
 )
 from tightrope_assign.tasks.bound import lower_bound
 from tightrope_assign.tasks.exact import solve_exactly
-from tightrope_assign.tasks.heft import by_rank, fitting, heft
+from tightrope_assign.fit import fitting
+from tightrope_assign.tasks.heft import by_rank, heft
 from tightrope_assign.tasks.made_up import made_up_cluster, made_up_graph
 from tightrope_assign.tasks.problem import task_problem
 from tightrope_assign.tasks.search import better_start, coarse_start, improve

@@ -11,16 +11,12 @@ Gaps        Above about 40 tasks it seldom improves on the search in the same ti
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Final
 
-from tightrope.core import InfeasibleError, Nanoseconds
+from tightrope.core import Nanoseconds
 from tightrope.plan.cp import ConstraintProgram, Worker, constant
+from tightrope_assign.fit import assign
 from tightrope_assign.tasks.problem import TaskProblem
 from tightrope_assign.tasks.simulate import makespan
-
-_FITTING: Final = 30.0
-"""Deterministic seconds for an assignment within the bytes."""
-
 
 def solve_exactly(
     problem: TaskProblem,
@@ -49,7 +45,7 @@ def solve_exactly(
     """
     known = makespan(problem, hosts, starts)
     program = ConstraintProgram()
-    chosen = _assign(program, problem, hosts)
+    chosen = assign(program, problem, hosts)
     begin = [program.integer(0, known) for _ in range(problem.num_tasks)]
     end = [program.integer(0, known) for _ in range(problem.num_tasks)]
     program.hints += [(begin[task], start) for task, start in enumerate(starts)]
@@ -79,45 +75,6 @@ def solve_exactly(
     if makespan(problem, found, times) >= known:
         return list(hosts), list(starts), outcome.proved
     return found, times, outcome.proved
-
-
-def fitting_hosts(problem: TaskProblem) -> list[int]:
-    """Find an assignment within the bytes of every device.
-
-    Raises:
-        InfeasibleError: there is none, or none was found in time.
-        TightropeError: OR-Tools is not installed.
-    """
-    program = ConstraintProgram()
-    chosen = _assign(program, problem, ())
-    with Worker() as worker:
-        outcome = worker.solve(program, effort=_FITTING, seed=0, seconds=None)
-    if not outcome.values:
-        why = "No assignment fits" if outcome.proved else "No assignment was found that fits"
-        raise InfeasibleError(
-            f"{why} the bytes of every device: tasks take {sum(problem.size)} bytes, devices have "
-            f"{sum(problem.room)}. Give devices more bytes, or divide large tasks.",
-            asked=sum(problem.room),
-        )
-    return [next(d for d, one in row.items() if outcome.values[one]) for row in chosen]
-
-
-def _assign(program: ConstraintProgram, problem: TaskProblem, hosts: Sequence[int]) -> list[dict[int, int]]:
-    """Add a literal per task and device: one is true per task, and bytes fit."""
-    chosen = [{device: program.integer(0, 1) for device in able} for able in problem.options]
-    for row in chosen:
-        program.rows.append(([(one, 1) for one in row.values()], 1, 1, -1))
-    for device, room in enumerate(problem.room):
-        terms = [
-            (row[device], problem.size[task])
-            for task, row in enumerate(chosen)
-            if device in row and problem.size[task]
-        ]
-        if sum(size for _, size in terms) > room:
-            program.rows.append((terms, 0, room, -1))
-    for task, host in enumerate(hosts):
-        program.hints += [(one, int(device == host)) for device, one in chosen[task].items()]
-    return chosen
 
 
 def _delay(

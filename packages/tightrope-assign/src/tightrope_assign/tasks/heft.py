@@ -12,7 +12,8 @@ Gaps        Greedy. The assignment that fits comes from CP-SAT where packing by 
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from tightrope.core import InfeasibleError, Nanoseconds, TightropeError
+from tightrope.core import Nanoseconds
+from tightrope_assign.fit import fitting
 from tightrope_assign.tasks.problem import TaskProblem
 from tightrope_assign.values.cluster import LARGEST
 
@@ -103,37 +104,3 @@ def heft(problem: TaskProblem, hosts: Sequence[int] | None = None) -> tuple[list
         if given[task] < 0:
             free[device] -= size
     return table.hosts, table.starts
-
-
-def fitting(problem: TaskProblem) -> list[int]:
-    """Find an assignment within the bytes.
-
-    Raises:
-        InfeasibleError: there is none; or packing by size finds none, and OR-Tools is not installed.
-    """
-    found = packed(problem)
-    if found is not None:
-        return found
-    from tightrope_assign.tasks.exact import fitting_hosts
-
-    try:
-        return fitting_hosts(problem)
-    except InfeasibleError:
-        raise
-    except TightropeError as error:
-        raise InfeasibleError(
-            f"packing tasks by size found no assignment within the bytes. OR-Tools would search all: {error}"
-        ) from error
-
-
-def packed(problem: TaskProblem) -> list[int] | None:
-    """Pack tasks with few options and many bytes first, each where most bytes are left."""
-    hosts, free = [-1] * problem.num_tasks, list(problem.room)
-    for task in sorted(range(problem.num_tasks), key=lambda t: (len(problem.options[t]), -problem.size[t])):
-        size = problem.size[task]
-        able = [d for d in problem.options[task] if size <= free[d]]
-        if not able:
-            return None
-        hosts[task] = max(able, key=lambda d: (free[d], -d))
-        free[hosts[task]] -= size
-    return hosts

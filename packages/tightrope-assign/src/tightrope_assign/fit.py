@@ -1,0 +1,98 @@
+"""Assignments within the bytes of every device: of tasks as of tables.
+
+Idea        Items with few options and many bytes first, each where most bytes are left. Where that fails,
+            CP-SAT with a literal per item and device.
+Source      Worst fit, decreasing; CP-SAT of OR-Tools
+Guarantee   An assignment that is found fits; CP-SAT says where none exists.
+Complexity  O(items * devices), then exponential, within a limit of effort.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from tightrope.core import Bytes, InfeasibleError, TightropeError
+from tightrope.plan.cp import ConstraintProgram, Worker
+
+_EFFORT: Final = 30.0
+"""Deterministic seconds of CP-SAT."""
+
+
+class Holding(Protocol):
+    """Items with bytes, and devices with room for them."""
+
+    @property
+    def options(self) -> Sequence[Sequence[int]]:
+        """Devices of each item."""
+
+    @property
+    def size(self) -> Sequence[Bytes]:
+        """Bytes of each item."""
+
+    @property
+    def room(self) -> Sequence[Bytes]:
+        """Bytes of each device."""
+
+
+def fitting(problem: Holding, what: str = "tasks") -> list[int]:
+    """Find an assignment within the bytes.
+
+    Raises:
+        InfeasibleError: there is none; or packing by size finds none, and OR-Tools is not installed.
+    """
+    found = packed(problem)
+    if found is not None:
+        return found
+    try:
+        return _searched(problem, what)
+    except InfeasibleError:
+        raise
+    except TightropeError as error:
+        raise InfeasibleError(
+            f"packing {what} by size found no assignment within the bytes. OR-Tools would search all: {error}"
+        ) from error
+
+
+def packed(problem: Holding) -> list[int] | None:
+    """Pack items with few options and many bytes first, each where most bytes are left."""
+    hosts, free = [-1] * len(problem.size), list(problem.room)
+    for item in sorted(range(len(hosts)), key=lambda t: (len(problem.options[t]), -problem.size[t])):
+        size = problem.size[item]
+        able = [d for d in problem.options[item] if size <= free[d]]
+        if not able:
+            return None
+        hosts[item] = max(able, key=lambda d: (free[d], -d))
+        free[hosts[item]] -= size
+    return hosts
+
+
+def _searched(problem: Holding, what: str) -> list[int]:
+    program = ConstraintProgram()
+    chosen = assign(program, problem, ())
+    with Worker() as worker:
+        outcome = worker.solve(program, effort=_EFFORT, seed=0, seconds=None)
+    if not outcome.values:
+        why = "No assignment fits" if outcome.proved else "No assignment was found that fits"
+        raise InfeasibleError(
+            f"{why} the bytes of every device: {what} take {sum(problem.size)} bytes, devices have "
+            f"{sum(problem.room)}. Give devices more bytes, or divide large {what}.",
+            asked=sum(problem.room),
+        )
+    return [next(d for d, one in row.items() if outcome.values[one]) for row in chosen]
+
+
+def assign(program: ConstraintProgram, problem: Holding, hosts: Sequence[int]) -> list[dict[int, int]]:
+    """Add a literal per item and device: one is true per item, and bytes fit; hosts are a hint."""
+    chosen = [{device: program.integer(0, 1) for device in able} for able in problem.options]
+    for row in chosen:
+        program.rows.append(([(one, 1) for one in row.values()], 1, 1, -1))
+    for device, room in enumerate(problem.room):
+        terms = [
+            (row[device], problem.size[item])
+            for item, row in enumerate(chosen)
+            if device in row and problem.size[item]
+        ]
+        if sum(size for _, size in terms) > room:
+            program.rows.append((terms, 0, room, -1))
+    for item, host in enumerate(hosts):
+        program.hints += [(one, int(device == host)) for device, one in chosen[item].items()]
+    return chosen
