@@ -53,6 +53,7 @@ KNOWN: Final = {
     "record": PluginCommand("trace", "Run a training step and record it."),
     "select": PluginCommand("fleet", "Choose among candidates by noisy measurements."),
     "streams": PluginCommand("fleet", "Plan streams of frames with deadlines."),
+    "tables": PluginCommand("assign", "Place embedding tables on devices."),
     "trace": PluginCommand("trace", "Ask and export a plan, a run or a profile."),
     "trees": PluginCommand("fleet", "Train boosted trees over parties that keep their data."),
     "verify": PluginCommand("verify", "Check that code is what was installed."),

@@ -84,6 +84,8 @@ def place_tasks(
 
 
 def _say(plan: Any, rows: list[dict[str, Any]]) -> None:
+    from tightrope_assign.page import row_lines
+
     show = console()
     best = "proved best by CP-SAT" if plan.proved else f"no plan ends before {format_time(plan.lower_bound)}"
     moved = f"; {format_bytes(plan.moved_bytes)} move" if plan.moved_bytes else ""
@@ -93,12 +95,5 @@ def _say(plan: Any, rows: list[dict[str, Any]]) -> None:
         markup=False,
         soft_wrap=True,
     )
-    for row in rows:
-        limit = f" of {format_bytes(row['limit'])}" if row["limit"] else ""
-        names = ", ".join(row["tasks"])
-        show.print(
-            f"  {row['device']}: {len(row['tasks'])} tasks, {format_time(row['busy_ns'])}, "
-            f"{format_bytes(row['bytes'])}{limit}: {names[:200]}",
-            markup=False,
-            soft_wrap=True,
-        )
+    for line in row_lines(rows, "tasks"):
+        show.print(line, markup=False, soft_wrap=True)

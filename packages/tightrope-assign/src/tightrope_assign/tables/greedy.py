@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from tightrope.core import Bytes, InfeasibleError, Nanoseconds
-from tightrope_assign.fit import fitting
+from tightrope.core import Bytes, Nanoseconds
+from tightrope_assign.fit import fitting, packed
 from tightrope_assign.tables.problem import Part, TableProblem
 from tightrope_assign.values.tables import halves
 
@@ -65,13 +65,14 @@ def greedy(
     return None if broken[best] else (problem.cost(parts, hosts[best]), hosts[best].tolist())
 
 
-def by_key(problem: TableProblem, parts: Sequence[Part], key: str) -> list[int] | None:
+def by_key(problem: TableProblem, parts: Sequence[Part], key: str, order: str = "") -> list[int] | None:
     """Place parts by one figure alone, the largest first, where its sum is smallest; None where none fits.
 
     Args:
         problem: tables and devices.
         parts: what is placed.
         key: ``dim``, ``size``, ``lookups`` (rows that are read, times columns) or ``cost`` (alone).
+        order: the figure by which parts are sorted; empty = the same.
     """
     tables, batch = problem.tables.tables, problem.tables.batch
     values = {
@@ -80,10 +81,10 @@ def by_key(problem: TableProblem, parts: Sequence[Part], key: str) -> list[int] 
         "lookups": lambda part: batch * tables[part[0]].pooling * (part[2] - part[1]),
         "cost": problem.single,
     }
-    weight = [values[key](part) for part in parts]
+    weight, first = ([values[one](part) for part in parts] for one in (key, order or key))
     loads, free = [0.0] * problem.num_devices, problem.room.tolist()
     hosts = [-1] * len(parts)
-    for at in sorted(range(len(parts)), key=lambda one: -weight[one]):
+    for at in sorted(range(len(parts)), key=lambda one: -first[one]):
         able = [d for d, room in enumerate(free) if problem.size(parts[at]) <= room]
         if not able:
             return None
@@ -103,20 +104,15 @@ def fitting_parts(problem: TableProblem) -> tuple[list[Part], list[int]]:
     parts = [(at, 0, table.dim) for at, table in enumerate(problem.tables.tables)]
     while wide := [part for part in parts if problem.size(part) > largest]:
         parts = [one for part in parts for one in (split(part) if part in wide else (part,))]
-    devices = range(problem.num_devices)
     while True:
         size = [problem.size(part) for part in parts]
-        options = [[d for d in devices if one <= problem.room[d]] for one in size]
-        try:
-            return parts, fitting(FittingParts(options, size, problem.room.tolist()), "parts of tables")
-        except InfeasibleError:
-            able = [part for part in parts if split(part)]
-            if not able:
-                raise
-            most = max(map(problem.size, able))
-            parts = [
-                one for part in parts for one in (split(part) if problem.size(part) == most else ()) or (part,)
-            ]
+        options = [[d for d, room in enumerate(problem.room) if one <= room] for one in size]
+        items = FittingParts(options, size, problem.room.tolist())
+        able = [part for part in parts if split(part)]
+        if (hosts := packed(items)) is not None or not able:
+            return parts, hosts or fitting(items, "parts of tables")
+        most = max(able, key=problem.size)
+        parts = [one for part in parts for one in (split(part) if part == most else (part,))]
 
 
 def split(part: Part) -> tuple[Part, ...]:

@@ -57,7 +57,7 @@ class SetPrice(nn.Module):
 
 def fit_costs(
     measured: Measured, *, forward: ExchangeCost = CONSTANTS.forward, backward: ExchangeCost = CONSTANTS.backward,
-    waits: float = 1.0, seed: int = 0, epochs: int = _EPOCHS,
+    waits: float = 1.0, exchange_error: float = 0.0, seed: int = 0, epochs: int = _EPOCHS,
 ) -> TableCosts:  # fmt: skip
     """Fit prices to measured sets; every sixth is left out, and says how good they are.
 
@@ -88,7 +88,7 @@ def fit_costs(
     new = [one for at, one in enumerate(measured) if not at % _HELD_OUT]
     error, tau = accuracy(costs, new)
     figures = {"sets": len(measured), "median_error": error, "kendall": tau}
-    figures["median_error_linear"] = accuracy(linear, new)[0]
+    figures |= {"median_error_linear": accuracy(linear, new)[0], "median_error_exchange": exchange_error}
     return _with(costs, figures)
 
 

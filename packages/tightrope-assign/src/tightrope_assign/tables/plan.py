@@ -129,7 +129,8 @@ def _by_table(problem: TableProblem, until: float, *, kicks: int) -> tuple[list[
     parts, fits = fitting_parts(problem)
     found = greedy(problem, parts)
     starts = [fits if found is None else found[1]]
-    starts += [hosts for key in ("lookups", "cost") if (hosts := by_key(problem, parts, key)) is not None]
+    keys = (("lookups", ""), ("cost", ""), ("cost", "size"))
+    starts += [hosts for key in keys if (hosts := by_key(problem, parts, *key)) is not None]
     best = min(starts, key=lambda hosts: problem.cost(parts, hosts))
     if kicks:
         half = (time.monotonic() + until) / 2

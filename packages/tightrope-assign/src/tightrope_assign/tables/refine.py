@@ -156,7 +156,13 @@ def refine(
 
 
 def _kick(now: Placement, chance: random.Random) -> None:
-    """Swap a part of the slowest device, and two others, with random ones that fit."""
+    """Swap a part of the slowest device, and two others, with random ones that fit; or all of two devices."""
+    a, b = int(now.lookups.argmax()), chance.randrange(now.problem.num_devices)
+    if now.problem.slow[a] != now.problem.slow[b] and (now.held[[b, a]] <= now.problem.room[[a, b]]).all():
+        other = np.arange(now.problem.num_devices)
+        other[[a, b]] = b, a
+        now.load(np.concatenate([other[now.hosts[: now.num]], now.hosts[now.num :]]))
+        return
     hot = np.flatnonzero(now.hosts[: now.num] == now.lookups.argmax()).tolist()
     for at in range(3):
         one = chance.choice(hot) if hot and not at else chance.randrange(now.num)

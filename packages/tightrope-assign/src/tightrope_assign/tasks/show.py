@@ -4,7 +4,8 @@ from typing import Any
 
 from tightrope.core import format_bytes
 from tightrope.core.units import format_time
-from tightrope.draw import Bar, Lane, draw_lanes, work_page
+from tightrope.draw import Bar, Lane
+from tightrope_assign.page import device_page
 from tightrope_assign.values.cluster import Cluster
 from tightrope_assign.values.tasks import TaskGraph, TaskPlan
 
@@ -45,27 +46,17 @@ def task_page(graph: TaskGraph, cluster: Cluster, plan: TaskPlan) -> str:
         )
         for name in cluster.names
     ]
-    held = [
-        [
-            row["device"],
-            str(len(row["tasks"])),
-            format_time(row["busy_ns"]),
-            format_bytes(row["bytes"]),
-            format_bytes(row["limit"]) if row["limit"] else "-",
-        ]
-        for row in device_rows(graph, cluster, plan)
-    ]
     where = {one.task: one.device for one in plan.placed}
     sent: dict[tuple[str, str], list[int]] = {}
     for edge in graph.edges:
         if where[edge.source] != where[edge.target]:
             sent.setdefault((where[edge.source], where[edge.target]), []).append(edge.bytes)
     talks = [[a, b, str(len(sizes)), format_bytes(sum(sizes))] for (a, b), sizes in sorted(sent.items())]
-    return work_page(
+    return device_page(
         f"{graph.name[:80]} on {cluster.name[:80]}",
-        [("Devices over time", draw_lanes(lanes, unit="ms", title=f"{graph.name} by {plan.planner}"))],
-        [
-            ("Devices", ("device", "tasks", "busy", "bytes", "limit"), held),
-            ("Messages", ("from", "to", "messages", "bytes"), talks),
-        ],
+        f"{graph.name} by {plan.planner}",
+        lanes,
+        "tasks",
+        device_rows(graph, cluster, plan),
+        talks,
     )

@@ -152,8 +152,12 @@ def cluster_of(machine: Machine) -> Cluster:
     return Cluster(devices, machine.links, (), machine.name)
 
 
-def check_cluster(cluster: Cluster) -> None:
+def check_cluster(cluster: Cluster, *, linked: bool = True) -> None:
     """Refuse clusters that cannot be.
+
+    Args:
+        cluster: devices and links.
+        linked: whether all devices need a link.
 
     Raises:
         TightropeError: names the device or link, and quotes the value.
@@ -179,7 +183,7 @@ def check_cluster(cluster: Cluster) -> None:
         _check_link(f"{where}, link {link.name!r:.60}", link.latency, link.bandwidth)
         if link.span < 0:
             raise TightropeError(f"{where}, link {link.name!r:.60}: span={link.span}: give 0 (all) or more.")
-    _check_pairs(cluster, where)
+    _check_pairs(cluster, where, linked=linked)
 
 
 def _check_link(where: str, latency: float, bandwidth: float) -> None:
@@ -190,7 +194,7 @@ def _check_link(where: str, latency: float, bandwidth: float) -> None:
         )
 
 
-def _check_pairs(cluster: Cluster, where: str) -> None:
+def _check_pairs(cluster: Cluster, where: str, *, linked: bool) -> None:
     names = set(cluster.names)
     for pair in cluster.pairs:
         for name in (pair.one, pair.other):
@@ -203,7 +207,7 @@ def _check_pairs(cluster: Cluster, where: str) -> None:
     table = link_table(cluster)
     for a, row in enumerate(table):
         for b, link in enumerate(row[:a]):
-            if link is None:
+            if link is None and linked:
                 raise TightropeError(
                     f"{where} has no link between {cluster.names[b]!r:.60} and {cluster.names[a]!r:.60}: add "
                     "[[links]] with latency and bandwidth, or a pair of the two."
