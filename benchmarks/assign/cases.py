@@ -3,9 +3,14 @@
 The last two are there where the libraries are installed (``pip install --no-deps anrg-saga wfcommons``).
 """
 
+import importlib.util
 import random
+import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from tightrope_assign.tasks import Cluster, PairLink, PlaceDevice, PlaceTask, TaskEdge, TaskGraph
@@ -116,3 +121,18 @@ def _workers(seed: int) -> Cluster:
         for b in devices[:at]
     )
     return Cluster(devices, (), pairs)
+
+
+@cache
+def oracles(name: str = "assign_references") -> ModuleType:
+    """Load the oracles of the tests."""
+    folder = Path(__file__).parents[2] / "packages" / "tightrope-assign" / "tests"
+    if str(folder) not in sys.path:  # oracles import each other
+        sys.path.append(str(folder))
+    file = folder / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -7,29 +7,26 @@ many placements tried. G5: 50 devices come and go. G6: CPU time of a decision. G
 plans. W2: exhaustive search. W3: a lost device.
 """
 
-import importlib.util
 import random
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 import torch
 from rich.console import Console
 
-from benchmarks.assign.cases import Case, has_saga, made_up, of_saga, saga_pairs, workflows
+from benchmarks.assign.cases import Case, has_saga, made_up, of_saga, oracles, saga_pairs, workflows
 from benchmarks.micro.rows import Row
 from tightrope.core import InfeasibleError, JudgeError
 from tightrope.plan.cp import Worker
+from tightrope_assign.fit import fitting
 from tightrope_assign.judge.tasks import check_task_plan
 from tightrope_assign.tasks import Cluster, TaskOptions, TaskPlan, place_tasks
 from tightrope_assign.tasks.exact import solve_exactly
 from tightrope_assign.tasks.gpnet import OptionGraph
-from tightrope_assign.fit import fitting
 from tightrope_assign.tasks.heft import Timetable, heft
 from tightrope_assign.tasks.made_up import KINDS, made_up_cluster, made_up_device, made_up_graph, made_up_link
 from tightrope_assign.tasks.policy import load_policy, run_policy
@@ -57,18 +54,6 @@ def rows(console: Console) -> dict[str, Callable[[], list[Row]]]:
         "W2": w2,
         "W3": w3,
     }
-
-
-@cache
-def oracles(name: str = "assign_references") -> ModuleType:
-    """Load the oracles of the tests."""
-    file = Path(__file__).parents[2] / "packages" / "tightrope-assign" / "tests" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def g1() -> list[Row]:

@@ -81,8 +81,11 @@ KINDS: Final[dict[str, str]] = {
         ("plan", "forecast", "against", "also", "file", "profile", "table", "run", "test", "forest"), "file"
     ),
     **dict.fromkeys(("files", "paths", "data", "lock", "update", "key_file", "cluster", "replaces"), "file"),
+    **dict.fromkeys(("tables", "costs"), "file"),
     **dict.fromkeys(("target", "model"), "target"),
-    **dict.fromkeys(("save", "size", "bytes_limit", "capacity", "arena", "page_rate"), "bytes"),
+    **dict.fromkeys(
+        ("save", "size", "bytes_limit", "capacity", "arena", "page_rate", "device_bytes"), "bytes"
+    ),
     **dict.fromkeys(("ram", "rom", "flash", "stack", "wire_limit"), "bytes"),
     **dict.fromkeys(("output", "page", "svg", "drawing", "save_graph", "save_plan", "perfetto"), "output"),
     **dict.fromkeys(("snapshot", "torchtitan"), "output"),
@@ -128,7 +131,7 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
 }
 FINE: Final = {
     ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
-    ("select", "study", ""), ("place-tasks", "without", ""),
+    ("select", "study", ""), ("place-tasks", "without", ""), ("tables plan", "without", ""),
 }  # fmt: skip
 
 

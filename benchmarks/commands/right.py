@@ -58,6 +58,8 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "run": {"file": "@train.step"},
     "select": {"table": "@values.csv"},
     "streams": {"scenario": "VR_gaming", "machine": "Dual_8K-WS_OS"},
+    "tables measure": {"output": "@new.json", "seconds": "1"},
+    "tables plan": {"tables": "@embeddings.toml", "devices": "2"},
     "trace": {"file": "@run.trace"},
     "trees": {"files": "@trees.csv"},
     "verify": {"lock": "@env.lock.json", "site": "@site"},
@@ -73,6 +75,7 @@ TABLES: Final = {
     "down=1e6\nup=5e5\navailable=0.5\n",
     "tasks.json": '{"schema": 1, "tasks": [{"name": "a", "work": 5}, {"name": "b", "work": 7}]}\n',
     "devices.toml": 'devices = [{ name = "one" }]\n',
+    "embeddings.toml": 'tables = [{ name = "user", rows = 1000, dim = 16 }]\n',
     "cluster.toml": 'name = "small"\ndevices = 4\nflops = { matmul = 1e12 }\n'
     'tiers = [{ name = "hbm", bytes = 1073741824 }]\n'
     'links = [{ name = "ethernet", latency = 1e-5, bandwidth = 1e9 }]\n',

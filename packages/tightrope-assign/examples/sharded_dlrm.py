@@ -1,4 +1,4 @@
-"""Train a recommender whose tables lie on four gloo ranks, and compare it with one process: `python sharded_dlrm.py`."""
+"""Train with tables on four gloo ranks, and compare with one process: `python sharded_dlrm.py`."""
 
 import subprocess
 import sys
@@ -11,10 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tightrope_assign.judge.tables import check_table_plan
-from tightrope_assign.tables import CONSTANTS, Cluster, EmbeddingTable, PlaceDevice, TablePlan, TableSet, plan_tables
-from tightrope_assign.tables.lookups import LookupBench
+from tightrope_assign.lookups.bench import LookupBench
+from tightrope_assign.lookups.run import ShardedTables
+from tightrope_assign.tables import (
+    CONSTANTS,
+    Cluster,
+    EmbeddingTable,
+    PlaceDevice,
+    TablePlan,
+    TableSet,
+    plan_tables,
+)
 from tightrope_assign.tables.made_up import made_up_tables
-from tightrope_assign.tables.run import ShardedTables
 from tightrope_assign.values.files import read_value, write_value
 
 RANKS, SAMPLES, STEPS, RATE = 4, 16, 4, 0.1
@@ -88,13 +96,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "plan.json").write_bytes(write_value(plan))
         command = [sys.executable, __file__, folder]
-        ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(RANKS)]
+        ranks = [
+            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
+            for rank in range(RANKS)
+        ]
         said = [rank.communicate(timeout=120)[0] for rank in ranks]
     ours, theirs = [float(one) for one in said[0].split()], alone()
     apart = max(abs(a / b - 1) for a, b in zip(ours, theirs, strict=True))
     print(f"{len(plan.placed)} shards of {len(TABLES.tables)} tables on {RANKS} ranks; losses {ours}")
     print(f"largest relative difference from one process: {apart:.1e}")
-    assert len(ours) == STEPS and apart < 1e-12
+    assert len(ours) == STEPS
+    assert apart < 1e-12
 
 
 if __name__ == "__main__":

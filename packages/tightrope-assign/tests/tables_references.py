@@ -45,7 +45,9 @@ def curved_costs(seed: int = 0) -> TableCosts:
     )  # fmt: skip
 
 
-def price(tables: TableSet, cluster: Cluster, costs: TableCosts, pieces: Sequence[Piece], hosts: Sequence[int]) -> int:
+def price(
+    tables: TableSet, cluster: Cluster, costs: TableCosts, pieces: Sequence[Piece], hosts: Sequence[int]
+) -> int:
     """Price a plan by the formula of `tightrope_assign.values.costs`, number by number."""
     slowest, num = 0.0, len(cluster.devices)
     columns = [0] * num
@@ -59,11 +61,17 @@ def price(tables: TableSet, cluster: Cluster, costs: TableCosts, pieces: Sequenc
             one, wide = tables.tables[at], stop - start
             lookups = tables.batch * one.pooling
             features = shard_features(one, wide, tables.batch, touched_rows(one.rows, one.skew, lookups))
-            inner = [max(0.0, dot(w, features) + b) for w, b in zip(costs.first, costs.first_bias, strict=True)]
+            inner = [
+                max(0.0, dot(w, features) + b) for w, b in zip(costs.first, costs.first_bias, strict=True)
+            ]
             base = dot(costs.base, (1, tables.batch, lookups, lookups * wide))
             for kind, (w, b) in enumerate(zip(costs.second, costs.second_bias, strict=True)):
                 z[kind] += max(0.0, dot(w, inner) + b) * base / 1e6
-        found = costs.level + costs.per_width * len({stop - start for _, start, stop in mine}) + dot(costs.slope, z)
+        found = (
+            costs.level
+            + costs.per_width * len({stop - start for _, start, stop in mine})
+            + dot(costs.slope, z)
+        )
         for w, b, out in zip(costs.into, costs.bend, costs.out, strict=True):
             found += out * max(0.0, dot(w, z) + b)
         slowest = max(slowest, found * 1e9 / cluster.devices[device].rate)

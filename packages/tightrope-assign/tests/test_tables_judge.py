@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-
 from tables_references import curved_costs, price, small_tables
+
 from tightrope.core import JudgeError
 from tightrope_assign.judge.tables import check_table_plan
 from tightrope_assign.tables import Cluster, PlaceDevice, TableOptions, TablePlan, TableShard, plan_tables
@@ -40,7 +40,9 @@ def stranger(placed: list[TableShard], chance: random.Random) -> None:
 
 def fewer_columns(placed: list[TableShard], chance: random.Random) -> None:
     at = chance.randrange(len(placed))
-    placed[at] = replace(placed[at], stop=placed[at].stop - chance.randint(1, placed[at].stop - placed[at].start))
+    placed[at] = replace(
+        placed[at], stop=placed[at].stop - chance.randint(1, placed[at].stop - placed[at].start)
+    )
 
 
 def more_columns(placed: list[TableShard], chance: random.Random) -> None:
@@ -52,7 +54,9 @@ def uneven(placed: list[TableShard], chance: random.Random) -> None:
     """Columns are all there, in parts that halving does not give."""
     at = chance.choice([at for at, one in enumerate(placed) if one.stop - one.start > 1])
     one = placed.pop(at)
-    middle = chance.choice([x for x in range(one.start + 1, one.stop) if 2 * x != one.start + one.stop or x % 4])
+    middle = chance.choice(
+        [x for x in range(one.start + 1, one.stop) if 2 * x != one.start + one.stop or x % 4]
+    )
     placed += [replace(one, stop=middle), replace(one, start=middle)]
 
 
@@ -81,8 +85,8 @@ def other_prices(placed: list[TableShard], chance: random.Random) -> dict[str, o
 
 
 DAMAGES: tuple[Damage, ...] = (
-    twice, elsewhere_too, none, stranger, fewer_columns, more_columns, uneven, crowded, moved, figure("cost", -1),
-    figure("cost", 1), figure("lower_bound", 1), figure("lower_bound", -1), other_prices,
+    twice, elsewhere_too, none, stranger, fewer_columns, more_columns, uneven, crowded, moved,
+    figure("cost", -1), figure("cost", 1), figure("lower_bound", 1), figure("lower_bound", -1), other_prices,
 )  # fmt: skip
 
 

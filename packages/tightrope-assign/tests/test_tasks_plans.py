@@ -7,6 +7,7 @@ import pytest
 from assign_references import brute_force, small_case, ticking
 
 from tightrope.core import InfeasibleError, TightropeError
+from tightrope_assign.fit import fitting
 from tightrope_assign.judge.tasks import check_task_plan
 from tightrope_assign.tasks import (
     Cluster,
@@ -19,7 +20,6 @@ from tightrope_assign.tasks import (
 )
 from tightrope_assign.tasks.bound import lower_bound
 from tightrope_assign.tasks.exact import solve_exactly
-from tightrope_assign.fit import fitting
 from tightrope_assign.tasks.heft import by_rank, heft
 from tightrope_assign.tasks.made_up import made_up_cluster, made_up_graph
 from tightrope_assign.tasks.problem import task_problem

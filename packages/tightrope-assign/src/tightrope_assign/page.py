@@ -9,7 +9,12 @@ from tightrope.draw import Lane, draw_lanes, work_page
 
 
 def device_page(
-    title: str, drawing: str, lanes: Sequence[Lane], what: str, rows: Sequence[dict[str, Any]], talks: list[list[str]]
+    title: str,
+    drawing: str,
+    lanes: Sequence[Lane],
+    what: str,
+    rows: Sequence[dict[str, Any]],
+    talks: list[list[str]],
 ) -> str:
     """Draw a page.
 
@@ -43,8 +48,10 @@ def device_page(
 
 def row_lines(rows: Sequence[dict[str, Any]], what: str) -> list[str]:
     """Write a line per device for a terminal."""
-    return [
-        f"  {row['device']}: {len(row[what])} {what}, {format_time(row['busy_ns'])}, {format_bytes(row['bytes'])}"
-        f"{' of ' + format_bytes(row['limit']) if row['limit'] else ''}: {', '.join(row[what])[:200]}"
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        limit = f" of {format_bytes(row['limit'])}" if row["limit"] else ""
+        busy = f"{len(row[what])} {what}, {format_time(row['busy_ns'])}"
+        names = ", ".join(row[what])
+        found.append(f"  {row['device']}: {busy}, {format_bytes(row['bytes'])}{limit}: {names[:200]}")
+    return found

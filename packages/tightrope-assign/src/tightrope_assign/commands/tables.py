@@ -1,4 +1,4 @@
-"""The commands ``tables plan`` and ``tables measure``: where embedding tables live, and what lookups cost here."""
+"""The commands ``tables plan`` and ``tables measure``: where tables live, and what lookups cost here."""
 
 import sys
 from pathlib import Path
@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         rich_markup_mode=None,
     )
-    tables.command("plan", short_help="Place embedding tables, whole or by columns.", epilog=_PLAN)(plan_command)
+    tables.command("plan", short_help="Place embedding tables, whole or by columns.", epilog=_PLAN)(
+        plan_command
+    )
     tables.command("measure", short_help="Measure what lookups cost here.", epilog=_MEASURE)(measure_command)
     app.add_typer(tables, name="tables", short_help="Place embedding tables on devices.")
 
@@ -58,7 +60,9 @@ def plan_command(
         Path | None, typer.Option(help="Plan of before: parts stay where that costs nothing.")
     ] = None,
     without: Annotated[str, typer.Option(help="Devices that are lost, apart by commas.")] = "",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here as JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan here as JSON.")
+    ] = None,
     page: Annotated[Path | None, typer.Option(help="Write a page with devices over time here.")] = None,
     json: Json = False,
 ) -> None:
@@ -125,7 +129,7 @@ def _prices(path: Path | None, tables: Any, elsewhere: bool) -> tuple[Any, Any]:
     check_machine(found, *described())
 
     def measure(devices: Any) -> int:
-        from tightrope_assign.tables.lookups import LookupBench, measured_by
+        from tightrope_assign.lookups.bench import LookupBench, measured_by
 
         return measured_by(LookupBench(), tables)(devices)
 
@@ -139,8 +143,9 @@ def _say(plan: Any, rows: list[dict[str, Any]]) -> None:
     timed = " and ".join(map(format_time, plan.measured))
     gate = f"; measured without and with splits: {timed}" if timed else ""
     lines = [
-        f"{len(plan.placed)} shards on {len(rows)} devices, {plan.planner}: {format_time(plan.cost)} a step; no plan "
-        f"takes less than {format_time(plan.lower_bound)} by these prices{gate}{moved}; judged; prices: {plan.costs}",
+        f"{len(plan.placed)} shards on {len(rows)} devices, {plan.planner}: {format_time(plan.cost)} a step; "
+        f"no plan takes less than {format_time(plan.lower_bound)} by these prices{gate}{moved}; judged; "
+        f"prices: {plan.costs}",
         *row_lines(rows, "shards"),
     ]
     for line in lines:
@@ -167,9 +172,9 @@ def measure_command(
     check_outputs([output, part], [])
     import torch
 
-    from tightrope_assign.tables.exchange import measure_exchanges
-    from tightrope_assign.tables.learn import fit_costs
-    from tightrope_assign.tables.lookups import collect
+    from tightrope_assign.lookups.bench import collect
+    from tightrope_assign.lookups.exchange import measure_exchanges
+    from tightrope_assign.lookups.learn import fit_costs
     from tightrope_assign.values.costs import CONSTANTS, check_costs
     from tightrope_assign.values.files import write_value
 
@@ -182,12 +187,16 @@ def measure_command(
     forward, backward, waits, error = CONSTANTS.forward, CONSTANTS.backward, 1.0, 0.0
     if not no_exchange:
         forward, backward, waits, error = measure_exchanges(seed=seed)
-    found = fit_costs(measured, forward=forward, backward=backward, waits=waits, exchange_error=error, seed=seed)
+    found = fit_costs(
+        measured, forward=forward, backward=backward, waits=waits, exchange_error=error, seed=seed
+    )
     check_costs(found)
     write_whole(output, write_value(found))
     part.unlink(missing_ok=True)
     if json:
-        emit_json({"machine": found.machine, "figures": found.figures, "forward": forward, "backward": backward})
+        emit_json(
+            {"machine": found.machine, "figures": found.figures, "forward": forward, "backward": backward}
+        )
         return
     figures = found.figures
     console().print(

@@ -2,9 +2,9 @@
 
 Idea        Every column of every table once, in parts that halving gives, on devices with room. Then bytes,
             the price of each device's lookups, both exchanges and the bound are added up anew.
-Guarantee   Passes exactly when every table is whole and the plan's figures follow from it. The bound holds for
-            all plans whose tables are split by halves: the price is convex, so the slowest of k devices costs
-            at least what k equal parts of everything cost.
+Guarantee   Passes exactly when every table is whole and the plan's figures follow from it. The bound holds
+            for all plans whose tables are split by halves: the price is convex, so the slowest of k devices
+            costs at least what one k-th of everything costs.
 Complexity  O(shards * units * kinds + devices^2).
 Gaps        What the planner measured is not measured again. Prices are as good as their file.
 """

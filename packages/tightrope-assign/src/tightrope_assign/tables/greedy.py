@@ -1,7 +1,7 @@
 """Place parts of tables one by one, the most expensive first, where each costs least.
 
-Idea        A device's price is that of its set, not a sum. A grid of limits on columns per device, relative to
-            the mean, trades lookups against exchanges; all limits are tried side by side.
+Idea        A device's price is that of its set, not a sum. A grid of limits on columns per device, relative
+            to the mean, trades lookups against exchanges; all limits are tried side by side.
 Source      NeuroShard, MLSys 2023: its inner, table-wise search
 Guarantee   What is returned fits the bytes of every device. Equal inputs give equal plans.
 Complexity  O(limits * parts * devices * kinds * bends) in numpy.

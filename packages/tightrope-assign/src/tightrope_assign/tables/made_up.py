@@ -14,7 +14,12 @@ _MOST_NUMBERS = 2**25
 
 
 def made_up_tables(
-    num_tables: int, *, seed: int = 0, batch: int = 512, dims: Sequence[int] = DIMS, most_rows: int = 3_000_000
+    num_tables: int,
+    *,
+    seed: int = 0,
+    batch: int = 512,
+    dims: Sequence[int] = DIMS,
+    most_rows: int = 3_000_000,
 ) -> TableSet:
     """Draw tables: from 1e3 rows, within 128 MiB, 1 to 50 rows a sample, popularity from even to steep.
 

@@ -54,7 +54,7 @@ class TablePricer:
             self._known[table, columns] = found
         return found
 
-    def lookups(self, z: Floats, widths: NDArray[np.number]) -> Floats:
+    def lookups(self, z: Floats, widths: Ints) -> Floats:
         """Price sets of shards: z is (..., kinds), widths (...,); ns at the usual rate, 0 without shards."""
         found = z @ self._slope + np.maximum(z @ self._into.T + self._bend, 0) @ self._out
         priced: Floats = np.where(widths > 0, found + self.costs.level + self.costs.per_width * widths, 0.0)
@@ -107,7 +107,7 @@ class TableProblem:
 
     def single(self, part: Part) -> float:
         """Price a part alone, ns."""
-        return float(self.pricer.lookups(self.pricer.kinds(part[0], part[2] - part[1]), np.int64(1)))
+        return float(self.pricer.lookups(self.pricer.kinds(part[0], part[2] - part[1]), np.array(1)))
 
     def exchanges(self, columns: NDArray[np.number]) -> Floats:
         """Time both exchanges, (..., devices) columns to (..., 2) ns of the slowest device."""
@@ -119,7 +119,7 @@ class TableProblem:
     def cost(self, parts: Sequence[Part], hosts: Sequence[int]) -> Nanoseconds:
         """Price a plan from nothing, rounded up."""
         lookups, columns = self.loads(parts, hosts)
-        return math.ceil(lookups.max()) + sum(math.ceil(one) for one in self.exchanges(columns))
+        return math.ceil(lookups.max()) + sum(map(math.ceil, self.exchanges(columns).tolist()))
 
     def loads(self, parts: Sequence[Part], hosts: Sequence[int]) -> tuple[Floats, Ints]:
         """Price the lookups of every device, and count its columns."""
@@ -127,7 +127,7 @@ class TableProblem:
         for device in set(hosts):
             mine = [part for part, host in zip(parts, hosts, strict=True) if host == device]
             z = np.sum([self.pricer.kinds(table, b - a) for table, a, b in mine], axis=0)
-            widths = np.int64(len({b - a for _, a, b in mine}))
+            widths = np.array(len({b - a for _, a, b in mine}))
             lookups[device] = self.pricer.lookups(z, widths) * self.slow[device]
             columns[device] = sum(b - a for _, a, b in mine)
         return lookups, columns
@@ -176,4 +176,4 @@ def lower_bound(problem: TableProblem) -> Nanoseconds:
     columns = sum(table.dim for table in tables)
     ends = (problem.ends.sum(1) + problem.ends.sum(2)).min(-1)
     means = (problem.fixed.sum(-1) + ends * columns) / problem.num_devices
-    return math.floor(lookup) + sum(math.floor(one) for one in means)
+    return math.floor(lookup) + sum(map(math.floor, means.tolist()))

@@ -1,8 +1,9 @@
 """Move and swap parts of tables while the cost falls.
 
-Idea        Take a part off the device with the slowest lookups, or with the most columns; another device's part,
-            or none, comes back for it. All such pairs are priced at once; the best one that lowers the cost is
-            taken. Where none does, a few random swaps are made, and what follows is kept if it is cheaper.
+Idea        Take a part off the device with the slowest lookups, or with the most columns; another device's
+            part, or none, comes back for it. All such pairs are priced at once; the best one that lowers the
+            cost is taken. Where none does, the parts of a few devices are placed anew, and the search goes on
+            from there unless that is much worse.
 Source      Iterated local search with pairwise interchange
 Guarantee   Never more expensive than the start, and within the bytes. Equal inputs give equal plans where no
             clock ends it.
@@ -22,6 +23,8 @@ from tightrope_assign.tables.problem import Floats, Ints, Part, TableProblem
 
 _SHORTLIST: Final = 8
 _LEAST_GAIN: Final = 1e-7
+_WORSE: Final = 1.03
+"""Cost relative to the best, up to which a search goes on from a worse plan."""
 
 
 class Placement:
@@ -133,7 +136,7 @@ def refine(
         parts: what is placed.
         hosts: where, within the bytes.
         until: reading of the monotonic clock at which it ends.
-        kicks: times that random swaps are tried once no pair helps.
+        kicks: times that parts of a few devices are placed anew once no pair helps.
         seed: of these.
 
     Returns:
@@ -150,25 +153,27 @@ def refine(
         now.descend(until)
         if now.cost < known:
             best, known = now.hosts.copy(), now.cost
-        else:
+        elif now.cost > known * _WORSE:
             now.load(best)
     return [int(host) for host in best[: now.num]]
 
 
 def _kick(now: Placement, chance: random.Random) -> None:
-    """Swap a part of the slowest device, and two others, with random ones that fit; or all of two devices."""
-    a, b = int(now.lookups.argmax()), chance.randrange(now.problem.num_devices)
-    if now.problem.slow[a] != now.problem.slow[b] and (now.held[[b, a]] <= now.problem.room[[a, b]]).all():
-        other = np.arange(now.problem.num_devices)
-        other[[a, b]] = b, a
-        now.load(np.concatenate([other[now.hosts[: now.num]], now.hosts[now.num :]]))
-        return
-    hot = np.flatnonzero(now.hosts[: now.num] == now.lookups.argmax()).tolist()
-    for at in range(3):
-        one = chance.choice(hot) if hot and not at else chance.randrange(now.num)
-        other = chance.randrange(len(now.hosts))
-        a, b = now.hosts[one], now.hosts[other]
-        grows = now.size[one] - now.size[other]
-        room = now.problem.room - now.held
-        if a != b and grows <= room[b] and -grows <= room[a]:
-            now.swap(one, other)
+    """Take all parts off the slowest device and up to two others, and place them anew in a random order."""
+    hot, problem = int(now.lookups.argmax()), now.problem
+    others = [at for at in range(problem.num_devices) if at != hot]
+    devices = [hot, *chance.sample(others, min(len(others), chance.randint(1, 2)))]
+    loads, free = dict.fromkeys(devices, 0.0), {at: int(problem.room[at]) for at in devices}
+    hosts = now.hosts.copy()
+    mine = np.flatnonzero(np.isin(now.hosts[: now.num], devices))
+    alone = problem.pricer.lookups(now.kinds[mine], np.ones(len(mine)))
+    weight = {int(at): float(price) * chance.uniform(0.6, 1.4) for at, price in zip(mine, alone, strict=True)}
+    for at in sorted(weight, key=lambda one: -weight[one]):
+        able = [device for device in devices if now.size[at] <= free[device]]
+        if not able:
+            return
+        device = min(able, key=lambda one: loads[one] + weight[at] * problem.slow[one])
+        loads[device] += weight[at] * problem.slow[device]
+        free[device] -= int(now.size[at])
+        hosts[at] = device
+    now.load(hosts)

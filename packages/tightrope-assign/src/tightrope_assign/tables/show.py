@@ -24,7 +24,9 @@ def _placement(
     return table_problem(tables, cluster, costs), parts, [position[s.device] for s in plan.placed]
 
 
-def device_rows(tables: TableSet, cluster: Cluster, costs: TableCosts, plan: TablePlan) -> list[dict[str, Any]]:
+def device_rows(
+    tables: TableSet, cluster: Cluster, costs: TableCosts, plan: TablePlan
+) -> list[dict[str, Any]]:
     """List what each device holds, and how long its lookups take."""
     problem, parts, hosts = _placement(tables, cluster, costs, plan)
     lookups, columns = problem.loads(parts, hosts)
@@ -45,7 +47,7 @@ def device_rows(tables: TableSet, cluster: Cluster, costs: TableCosts, plan: Tab
 
 
 def table_page(tables: TableSet, cluster: Cluster, costs: TableCosts, plan: TablePlan) -> str:
-    """Draw a page: lookups and both exchanges of each device, then bytes per device, then who talks to whom."""
+    """Draw a page: lookups and exchanges of each device, then bytes per device, then who talks to whom."""
     rows = device_rows(tables, cluster, costs, plan)
     problem, parts, hosts = _placement(tables, cluster, costs, plan)
     columns = problem.loads(parts, hosts)[1]

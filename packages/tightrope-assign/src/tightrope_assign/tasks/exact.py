@@ -18,6 +18,7 @@ from tightrope_assign.fit import assign
 from tightrope_assign.tasks.problem import TaskProblem
 from tightrope_assign.tasks.simulate import makespan
 
+
 def solve_exactly(
     problem: TaskProblem,
     hosts: Sequence[int],

@@ -18,8 +18,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tightrope_assign.tasks.gpnet import OptionGraph
 from tightrope_assign.fit import packed
+from tightrope_assign.tasks.gpnet import OptionGraph
 from tightrope_assign.tasks.made_up import made_up_cluster, made_up_graph
 from tightrope_assign.tasks.policy import OptionBatch, PlacementPolicy, move
 from tightrope_assign.tasks.problem import TaskProblem, task_problem

@@ -180,8 +180,9 @@ def check_tables(tables: TableSet, cluster: Cluster) -> None:
         need = shard_bytes(tables, table, narrowest(table.dim))
         if need > largest:
             raise InfeasibleError(
-                f"{where}, table {table.name!r:.60}: {narrowest(table.dim)} columns take {format_bytes(need)}, "
-                f"and the largest device has {format_bytes(largest)}. Give it fewer rows, or devices more.",
+                f"{where}, table {table.name!r:.60}: {narrowest(table.dim)} columns take "
+                f"{format_bytes(need)}, and the largest device has {format_bytes(largest)}. "
+                "Give it fewer rows, or devices more.",
                 asked=largest,
                 lower_bound=need,
             )

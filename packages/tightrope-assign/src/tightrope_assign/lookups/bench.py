@@ -1,7 +1,7 @@
 """Time fused lookups on this machine: forward, gradient and update, in CPU time of the thread.
 
-Tables of one width are one matrix, so that a device has one lookup per width. Streams of rows are drawn by each
-table's skew, and are new in every repetition. Rows come from one pool of memory: larger tables are cut to it.
+Tables of one width are one matrix, so that a device has one lookup per width. Streams of rows are drawn by
+each table's skew, and are new in every repetition. Rows lie in one pool: larger tables are cut to it.
 """
 
 import json
@@ -56,7 +56,7 @@ class LookupBench:
     def prepare(self, shards: Sequence[tuple[EmbeddingTable, int]], batch: int) -> list[tuple[Tensor, ...]]:
         """Lay shards out in the pool, and draw their rows: a weight, rows and offsets per width."""
         widths = sorted({columns for _, columns in shards})
-        at, groups = 0, []
+        groups: list[tuple[Tensor, ...]] = []
         fair = len(self.pool) // (2 * max(1, len(shards)))
         total = sum(min(t.rows, max(1, fair // c)) * c for t, c in shards)
         at = int(torch.randint(len(self.pool) - total + 1, (1,), generator=self.random))
@@ -109,7 +109,9 @@ def _step(groups: Sequence[tuple[Tensor, ...]]) -> Nanoseconds:
     return time.thread_time_ns() - begun
 
 
-def measured_by(bench: LookupBench, tables: TableSet) -> Callable[[Sequence[Sequence[TableShard]]], Nanoseconds]:
+def measured_by(
+    bench: LookupBench, tables: TableSet
+) -> Callable[[Sequence[Sequence[TableShard]]], Nanoseconds]:
     """Give a function that times each device's shards and returns the slowest, for `plan_tables`."""
     named = {table.name: table for table in tables.tables}
 
@@ -128,7 +130,7 @@ def collect(
     progress: Callable[[int, float], None] | None = None,
     bench: LookupBench | None = None,
 ) -> list[tuple[TableSet, Nanoseconds]]:
-    """Time random sets of shards until ``seconds`` of CPU time are spent; a file that is there is gone on with.
+    """Time random sets of shards until ``seconds`` of CPU time are spent; what the file has counts.
 
     Args:
         path: a line of JSON per set, written as it is measured.
@@ -141,6 +143,8 @@ def collect(
         PlanFileError: the file is of another machine, or no such file.
     """
     found, spent = _resumed(path)
+    if spent >= seconds:
+        return found
     bench = bench or LookupBench(seed=seed)
     with path.open("a", encoding="utf-8") as file:
         if not path.stat().st_size:
@@ -163,9 +167,8 @@ def collect(
 def drawn_set(seed: str) -> TableSet:
     """Draw up to 20 shards; the dim of each table is the width of the shard."""
     chance = random.Random(seed)
-    return made_up_tables(
-        chance.randint(1, MOST_TABLES), seed=chance.randrange(2**40), batch=chance.choice(BATCHES)
-    )
+    tables = made_up_tables(chance.randint(1, MOST_TABLES), seed=chance.randrange(2**40)).tables
+    return TableSet(tables, chance.choice(BATCHES))
 
 
 def _resumed(path: Path) -> tuple[list[tuple[TableSet, Nanoseconds]], float]:

@@ -1,7 +1,7 @@
 """Time exchanges of pooled rows among four gloo ranks on this machine, and fit what each way costs.
 
-Forward, ranks start late by known times, as after lookups of different sizes; backward, they start together. On
-each rank ``ns = latency * others + per_byte * bytes sent and received + waits * lateness of the last rank``.
+Forward, ranks start late by known times, as after lookups of different sizes; backward, they start together.
+On each rank ``ns = latency * others + per_byte * (sent + received) + waits * lateness of the last rank``.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tightrope.core import RankError
-from tightrope_assign.tables.learn import nonnegative
+from tightrope_assign.lookups.learn import nonnegative
 from tightrope_assign.values.costs import ExchangeCost
 
 RANKS: Final = 4
@@ -28,7 +28,9 @@ _REPEATS: Final = 3
 _SECONDS: Final = 120
 
 
-def measure_exchanges(*, trials: int = _TRIALS, seed: int = 0) -> tuple[ExchangeCost, ExchangeCost, float, float]:
+def measure_exchanges(
+    *, trials: int = _TRIALS, seed: int = 0
+) -> tuple[ExchangeCost, ExchangeCost, float, float]:
     """Return the prices forward and backward, the share of waiting, and the fit's median relative error.
 
     Raises:
@@ -46,13 +48,17 @@ def measure_exchanges(*, trials: int = _TRIALS, seed: int = 0) -> tuple[Exchange
         try:
             said = [rank.communicate(timeout=_SECONDS) for rank in ranks]
         except subprocess.TimeoutExpired as error:
-            raise RankError(f"exchanges took longer than {_SECONDS} s: try again on an idle machine.") from error
+            raise RankError(
+                f"exchanges took longer than {_SECONDS} s: try again on an idle machine."
+            ) from error
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
     if any(rank.returncode for rank in ranks):
-        raise RankError(f"a rank of the exchange failed: {said[0][1][-300:]!r}. Try again, or add --no-exchange.")
+        raise RankError(
+            f"a rank of the exchange failed: {said[0][1][-300:]!r}. Try again, or add --no-exchange."
+        )
     rows = np.array(json.loads(said[0][0]), float)  # way, others, bytes, lateness, ns
     fits, errors = [], []
     for way in (0, 1):

@@ -1,4 +1,4 @@
-"""Embedding tables on several ranks as a plan says, as a module: rows looked up where they are, then exchanged.
+"""Embedding tables on several ranks as a plan says: rows are looked up where they are, then exchanged.
 
 Each rank has samples of its own. Row numbers travel to the shards, pooled rows travel back, and so do their
 gradients, by all-to-alls. Shards of one width are one weight, which is looked up once, with sparse gradients.
@@ -56,7 +56,9 @@ class ShardedTables(nn.Module):
         super().__init__()
         self.rank, self.num = dist.get_rank(), dist.get_world_size()
         if self.num != len(cluster.devices):
-            raise TightropeError(f"{self.num} ranks for {len(cluster.devices)} devices: start one per device.")
+            raise TightropeError(
+                f"{self.num} ranks for {len(cluster.devices)} devices: start one per device."
+            )
         number = {table.name: at for at, table in enumerate(tables.tables)}
         order = [
             sorted(mine, key=lambda s: (s.stop - s.start, number[s.table], s.start))
@@ -65,8 +67,11 @@ class ShardedTables(nn.Module):
         self.ids = [[number[s.table] for s in mine] for mine in order]  # of each rank, by width
         self.widths = [[s.stop - s.start for s in mine] for mine in order]
         flat = [(number[s.table], s.start) for mine in order for s in mine]
-        self.turns = sorted(range(len(flat)), key=flat.__getitem__)  # shards in the order of tables and columns
-        first, firsts = {}, []
+        self.turns = sorted(
+            range(len(flat)), key=flat.__getitem__
+        )  # shards in the order of tables and columns
+        first: dict[int, int] = {}
+        firsts = []
         parts: dict[int, list[Tensor]] = {}
         for shard in order[self.rank]:
             width, rows = shard.stop - shard.start, tables.tables[number[shard.table]].rows
@@ -100,20 +105,24 @@ class ShardedTables(nn.Module):
         out = torch.cat(pooled, 2).flatten() if pooled else torch.zeros(0, dtype=self.dtype)
         out = out if out.requires_grad else out.requires_grad_()  # all ranks take part in the backward
         back = [samples * sum(wide) for wide in self.widths]
-        got = _Exchange.apply(out, [samples * total] * self.num, back).split(back)
+        got = _Exchange.apply(out, [samples * total] * self.num, back)  # type: ignore[no-untyped-call]
         blocks = [
-            one for part, wide in zip(got, self.widths, strict=True) for one in part.view(samples, -1).split(wide, 1)
+            one
+            for part, wide in zip(torch.split(got, back), self.widths, strict=True)
+            for one in torch.split(part.view(samples, -1), wide, 1)
         ]
         return torch.cat([blocks[at] for at in self.turns], 1)
 
     def _lookup(self, numbers: Tensor, lengths: Tensor) -> list[Tensor]:
         """Pool rows of all ranks' samples: (ranks * samples, width) per shard, in order."""
         ranks, shards, samples = lengths.shape
-        pieces = numbers.split(lengths.sum(2).flatten().tolist())
+        pieces = torch.split(numbers, lengths.sum(2).flatten().tolist())
         found, wide = [], self.widths[self.rank]
         for width in dict.fromkeys(wide):
             at = [one for one in range(shards) if wide[one] == width]
-            rows = torch.cat([pieces[rank * shards + one] + self.firsts[one] for one in at for rank in range(ranks)])
+            rows = torch.cat(
+                [pieces[rank * shards + one] + self.firsts[one] for one in at for rank in range(ranks)]
+            )
             length = lengths[:, at].transpose(0, 1).flatten()
             weight = self.weights[str(width)]
             pooled = F.embedding_bag(rows, weight, length.cumsum(0) - length, mode="sum", sparse=True)

@@ -1,8 +1,8 @@
 """Fit the price of a set of shards to measurements.
 
-Idea        A rough price per shard, linear in what it looks up, is corrected by a small network of the shard's
-            features, in several kinds; kinds are summed over the set; a convex, growing function of the sums
-            and of the number of widths is the price.
+Idea        A rough price per shard, linear in what it looks up, is corrected by a small network of the
+            shard's features, in several kinds; kinds are summed over the set; a convex, growing function of
+            the sums and of the number of widths is the price.
 Source      NeuroShard, MLSys 2023: sums of embedded tables, then a head. Convexity is ours: it gives a bound.
 Guarantee   Equal seeds give equal prices on one machine.
 Complexity  About 20 s of one core for 3,000 sets.
@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -41,7 +42,10 @@ class SetPrice(nn.Module):
         self.first, self.second = nn.Linear(NUM_FEATURES, _UNITS), nn.Linear(_UNITS, _KINDS)
         nn.init.constant_(self.second.bias, 1.0)
         self.slope = nn.Parameter(torch.full((_KINDS,), -2.0))
-        self.into, self.out = nn.Parameter(torch.randn(_BENDS, _KINDS) - 3), nn.Parameter(torch.full((_BENDS,), -3.0))
+        self.into, self.out = (
+            nn.Parameter(torch.randn(_BENDS, _KINDS) - 3),
+            nn.Parameter(torch.full((_BENDS,), -3.0)),
+        )
         self.bend = nn.Parameter(-torch.rand(_BENDS) * 5)
         self.fixed = nn.Parameter(torch.full((2,), -4.0))
 
@@ -52,11 +56,13 @@ class SetPrice(nn.Module):
         z = kinds.sum(1)
         bends = torch.relu(z @ positive(self.into).T + self.bend)
         level, per_width = positive(self.fixed)
-        return level + per_width * widths + z @ positive(self.slope) + bends @ positive(self.out)
+        found: Tensor = level + per_width * widths + z @ positive(self.slope) + bends @ positive(self.out)
+        return found
 
 
 def fit_costs(
-    measured: Measured, *, forward: ExchangeCost = CONSTANTS.forward, backward: ExchangeCost = CONSTANTS.backward,
+    measured: Measured, *, forward: ExchangeCost = CONSTANTS.forward,
+    backward: ExchangeCost = CONSTANTS.backward,
     waits: float = 1.0, exchange_error: float = 0.0, seed: int = 0, epochs: int = _EPOCHS,
 ) -> TableCosts:  # fmt: skip
     """Fit prices to measured sets; every sixth is left out, and says how good they are.
@@ -79,7 +85,8 @@ def fit_costs(
         if step % -(-len(known) // _BATCH) == 0:
             order = torch.randperm(len(known))
         at = order[_BATCH * (step % -(-len(known) // _BATCH)) :][:_BATCH]
-        loss = nn.functional.smooth_l1_loss(net(features[at], prices[at], widths[at]).log(), truth[at], beta=0.05)
+        said = net(features[at], prices[at], widths[at]).log()
+        loss = nn.functional.smooth_l1_loss(said, truth[at], beta=0.05)
         adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
@@ -89,13 +96,7 @@ def fit_costs(
     error, tau = accuracy(costs, new)
     figures = {"sets": len(measured), "median_error": error, "kendall": tau}
     figures |= {"median_error_linear": accuracy(linear, new)[0], "median_error_exchange": exchange_error}
-    return _with(costs, figures)
-
-
-def _with(costs: TableCosts, figures: dict[str, float]) -> TableCosts:
-    import msgspec
-
-    return msgspec.structs.replace(costs, figures={name: round(value, 5) for name, value in figures.items()})
+    return replace(costs, figures={name: round(value, 5) for name, value in figures.items()})
 
 
 def predict(costs: TableCosts, sets: Sequence[TableSet]) -> NDArray[np.float64]:
@@ -104,13 +105,16 @@ def predict(costs: TableCosts, sets: Sequence[TableSet]) -> NDArray[np.float64]:
     for tables in sets:
         pricer = TablePricer(tables, costs)
         z = np.sum([pricer.kinds(at, one.dim) for at, one in enumerate(tables.tables)], axis=0)
-        found.append(float(pricer.lookups(z, np.int64(len({one.dim for one in tables.tables})))))
+        found.append(float(pricer.lookups(z, np.array(len({one.dim for one in tables.tables})))))
     return np.array(found)
 
 
 def accuracy(costs: TableCosts, measured: Measured) -> tuple[float, float]:
     """Return the median relative error, and Kendall's rank correlation."""
-    said, true = predict(costs, [one for one, _ in measured]), np.array([taken for _, taken in measured], float)
+    said, true = (
+        predict(costs, [one for one, _ in measured]),
+        np.array([taken for _, taken in measured], float),
+    )
     pairs = np.triu_indices(len(true), 1)
     sign = np.sign(said[pairs[0]] - said[pairs[1]]) * np.sign(true[pairs[0]] - true[pairs[1]])
     return float(np.median(abs(said / true - 1))), float(sign.mean())
@@ -121,18 +125,14 @@ def _rough(measured: Measured) -> tuple[tuple[float, float, float, float], Table
     rows = []
     for tables, _ in measured:
         units = np.eye(4)
-        parts = [sum(shard_base(unit, t, t.dim, tables.batch) for t in tables.tables) for unit in units.tolist()]
+        parts = [
+            sum(shard_base(unit, t, t.dim, tables.batch) for t in tables.tables) for unit in units.tolist()
+        ]
         rows.append([*parts, 1.0, float(len({t.dim for t in tables.tables}))])
     true = np.array([taken for _, taken in measured], float)
     x = nonnegative(np.array(rows) / true[:, None], np.ones(len(true)))
     base = (float(x[0]), float(x[1]), float(x[2]), float(x[3]))
-    return base, _with_base(base, float(x[4]), float(x[5]))
-
-
-def _with_base(base: tuple[float, float, float, float], level: float, per_width: float) -> TableCosts:
-    import msgspec
-
-    return msgspec.structs.replace(CONSTANTS, base=base, level=level, per_width=per_width)
+    return base, replace(CONSTANTS, base=base, level=float(x[4]), per_width=float(x[5]))
 
 
 def nonnegative(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -159,7 +159,11 @@ def _arrays(measured: Measured, base: Sequence[float]) -> tuple[Tensor, Tensor, 
 
 
 def _written(
-    net: SetPrice, base: tuple[float, float, float, float], forward: ExchangeCost, backward: ExchangeCost, waits: float
+    net: SetPrice,
+    base: tuple[float, float, float, float],
+    forward: ExchangeCost,
+    backward: ExchangeCost,
+    waits: float,
 ) -> TableCosts:
     def rows(one: Tensor) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(row) for row in one.detach().double().tolist())
