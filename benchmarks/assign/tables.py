@@ -113,7 +113,7 @@ def _plans(tables: TableSet, cluster: Cluster) -> dict[str, tuple[Sequence[Part]
     measure = measured_by(bench(), tables)
     for name, method in (("table-wise", "table"), ("ours", "auto")):
         plan = plan_tables(
-            tables, cluster, costs(), options=TableOptions(method=method, seconds=1.5), measure=measure
+            tables, cluster, costs(), options=TableOptions(method=method, seconds=1.0), measure=measure
         )
         check_table_plan(tables, cluster, costs(), plan)
         found[name] = placed(tables, cluster, plan)

@@ -66,7 +66,7 @@ def plan_command(
     page: Annotated[Path | None, typer.Option(help="Write a page with devices over time here.")] = None,
     json: Json = False,
 ) -> None:
-    """Decide which columns of which table are on which device, within its bytes, and judge the plan.
+    """Place every column of every table on a device, within its bytes, and judge the plan.
 
     Exit code 0: every column has a place; 3: no assignment within the bytes was found; 2: error.
     """
@@ -165,8 +165,8 @@ def measure_command(
 ) -> None:
     """Measure lookups of random sets of tables and exchanges on this machine, fit prices, and save them.
 
-    What is measured is kept in OUTPUT.part until the prices are written; a call that is ended early goes on
-    from there. Exit code 0: done; 2: error.
+    OUTPUT.part keeps what is measured until prices are written. Where a call was ended early, the next one
+    goes on with it. Exit code 0: done; 2: error.
     """
     part = output.with_name(output.name + ".part")
     check_outputs([output, part], [])

@@ -62,7 +62,7 @@ def check_table_plan(
     }
     check_bytes(cluster, held)
     check_figure("costs", plan.costs, costs.label)
-    prices = _Prices(tables, costs)
+    prices = _Repriced(tables, costs)
     _check_near("cost", plan.cost, _cost(cluster, prices, plan))
     _check_near("lower_bound", plan.lower_bound, _bound(cluster, prices))
     if plan.cost + _slack(plan.cost) < plan.lower_bound:
@@ -107,7 +107,7 @@ def _check_columns(table: EmbeddingTable, parts: Sequence[tuple[int, int]]) -> N
         raise JudgeError(f"table {table.name!r:.60}: columns {list(odd[0])} are no result of halving.")
 
 
-class _Prices:
+class _Repriced:
     """What the judge derives from tables and prices."""
 
     def __init__(self, tables: TableSet, costs: TableCosts) -> None:
@@ -142,7 +142,7 @@ class _Prices:
         return np.minimum(whole, sum(self.cheapest(name, *part) for part in parts)) if parts else whole
 
 
-def _exchanges(cluster: Cluster, prices: _Prices) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _exchanges(cluster: Cluster, prices: _Repriced) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     ways = (prices.costs.forward, prices.costs.backward)
     return [
         (np.array(latency), 4 * prices.tables.batch / len(latency) * np.array(per_byte))
@@ -150,7 +150,7 @@ def _exchanges(cluster: Cluster, prices: _Prices) -> list[tuple[NDArray[np.float
     ]
 
 
-def _cost(cluster: Cluster, prices: _Prices, plan: TablePlan) -> float:
+def _cost(cluster: Cluster, prices: _Repriced, plan: TablePlan) -> float:
     shards = by_device(cluster, plan.placed)
     slowest = 0.0
     for device in cluster.devices:
@@ -170,7 +170,7 @@ def _cost(cluster: Cluster, prices: _Prices, plan: TablePlan) -> float:
     return total
 
 
-def _bound(cluster: Cluster, prices: _Prices) -> float:
+def _bound(cluster: Cluster, prices: _Repriced) -> float:
     tables = prices.tables.tables
     least = np.sum([prices.cheapest(table.name, 0, table.dim) for table in tables], axis=0)
     rates = sorted((device.rate / 1e9 for device in cluster.devices), reverse=True)

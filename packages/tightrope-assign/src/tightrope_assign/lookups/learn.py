@@ -5,7 +5,7 @@ Idea        A rough price per shard, linear in what it looks up, is corrected by
             the sums and of the number of widths is the price.
 Source      NeuroShard, MLSys 2023: sums of embedded tables, then a head. Convexity is ours: it gives a bound.
 Guarantee   Equal seeds give equal prices on one machine.
-Complexity  About 20 s of one core for 3,000 sets.
+Complexity  About 25 s of one core for 3,000 sets.
 Gaps        Sets far from those measured, such as larger batches, are priced by the rough price's growth.
 """
 
@@ -25,7 +25,7 @@ from tightrope_assign.values.costs import CONSTANTS, ExchangeCost, TableCosts
 from tightrope_assign.values.tables import NUM_FEATURES, TableSet, shard_features, touched_rows
 
 _UNITS, _KINDS, _BENDS = 64, 16, 16
-_EPOCHS: Final = 150
+_EPOCHS: Final = 250
 _BATCH: Final = 128
 _HELD_OUT: Final = 6
 """Every sixth set is left out of the fit."""

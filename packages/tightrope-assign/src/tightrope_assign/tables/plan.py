@@ -25,7 +25,7 @@ from tightrope_assign.values.costs import CONSTANTS, TableCosts
 from tightrope_assign.values.tables import TablePlan, TableSet, TableShard
 
 METHODS: Final = ("auto", "greedy", "table", "exact")
-LEAST_GAIN: Final = 0.03
+LEAST_GAIN: Final = 0.05
 """By which splits that bytes do not demand have to gain, as predicted and each time as measured."""
 _ROUNDS: Final = 3
 _WIDTH, _DEPTH, _CANDIDATES, _PATIENCE, _KICKS = 3, 10, 10, 2, 150

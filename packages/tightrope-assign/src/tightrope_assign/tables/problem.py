@@ -1,6 +1,5 @@
 """Tables on devices as arrays, which every planner reads; and the price of plans, many at once."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -119,7 +118,7 @@ class TableProblem:
     def cost(self, parts: Sequence[Part], hosts: Sequence[int]) -> Nanoseconds:
         """Price a plan from nothing, rounded up."""
         lookups, columns = self.loads(parts, hosts)
-        return math.ceil(lookups.max()) + sum(map(math.ceil, self.exchanges(columns).tolist()))
+        return int(np.ceil(lookups.max()) + np.ceil(self.exchanges(columns)).sum())
 
     def loads(self, parts: Sequence[Part], hosts: Sequence[int]) -> tuple[Floats, Ints]:
         """Price the lookups of every device, and count its columns."""
@@ -176,4 +175,4 @@ def lower_bound(problem: TableProblem) -> Nanoseconds:
     columns = sum(table.dim for table in tables)
     ends = (problem.ends.sum(1) + problem.ends.sum(2)).min(-1)
     means = (problem.fixed.sum(-1) + ends * columns) / problem.num_devices
-    return math.floor(lookup) + sum(map(math.floor, means.tolist()))
+    return int(np.floor(lookup) + np.floor(means).sum())

@@ -27,7 +27,7 @@ _WORSE: Final = 1.03
 """Cost relative to the best, up to which a search goes on from a worse plan."""
 
 
-class Placement:
+class PartsOnDevices:
     """Parts on devices, with what each device adds up to; the last parts are empty, one per device."""
 
     def __init__(self, problem: TableProblem, parts: Sequence[Part], hosts: Sequence[int]) -> None:
@@ -143,7 +143,7 @@ def refine(
         The device of every part.
     """
     chance = random.Random(seed)
-    now = Placement(problem, parts, hosts)
+    now = PartsOnDevices(problem, parts, hosts)
     now.descend(until)
     best, known = now.hosts.copy(), now.cost
     for _ in range(kicks):
@@ -158,7 +158,7 @@ def refine(
     return [int(host) for host in best[: now.num]]
 
 
-def _kick(now: Placement, chance: random.Random) -> None:
+def _kick(now: PartsOnDevices, chance: random.Random) -> None:
     """Take all parts off the slowest device and up to two others, and place them anew in a random order."""
     hot, problem = int(now.lookups.argmax()), now.problem
     others = [at for at in range(problem.num_devices) if at != hot]
@@ -166,7 +166,7 @@ def _kick(now: Placement, chance: random.Random) -> None:
     loads, free = dict.fromkeys(devices, 0.0), {at: int(problem.room[at]) for at in devices}
     hosts = now.hosts.copy()
     mine = np.flatnonzero(np.isin(now.hosts[: now.num], devices))
-    alone = problem.pricer.lookups(now.kinds[mine], np.ones(len(mine)))
+    alone = problem.pricer.lookups(now.kinds[mine], np.ones(len(mine), np.int64))
     weight = {int(at): float(price) * chance.uniform(0.6, 1.4) for at, price in zip(mine, alone, strict=True)}
     for at in sorted(weight, key=lambda one: -weight[one]):
         able = [device for device in devices if now.size[at] <= free[device]]
