@@ -130,7 +130,7 @@ def test_tables_that_cannot_be_are_refused(
 def test_prices_of_this_machine_are_measured_saved_and_used(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measure = ("measure", "-o", "costs.json", "--seconds", "4", "--no-exchange", "--json")
+    measure = ("measure", "-o", "costs.json", "--seconds", "1", "--no-exchange", "--json")
     (folder / "costs.json.part").write_text('{"machine": "elsewhere", "schema": 1}\n')
     assert run(*measure) == 2
     assert "was measured on another machine" in capsys.readouterr().err

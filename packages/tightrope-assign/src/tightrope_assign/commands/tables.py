@@ -174,7 +174,7 @@ def measure_command(
 
     from tightrope_assign.lookups.bench import collect
     from tightrope_assign.lookups.exchange import measure_exchanges
-    from tightrope_assign.lookups.learn import fit_costs
+    from tightrope_assign.lookups.learn import FEWEST, fit_costs
     from tightrope_assign.values.costs import CONSTANTS, check_costs
     from tightrope_assign.values.files import write_value
 
@@ -183,7 +183,8 @@ def measure_command(
     def progress(sets: int, spent: float) -> None:
         print(f"\r{sets} sets, {spent:.0f} of {seconds:.0f} s", end="", file=sys.stderr, flush=True)
 
-    measured = collect(part, seconds=seconds, seed=seed, progress=progress if sys.stderr.isatty() else None)
+    shown = progress if sys.stderr.isatty() else None
+    measured = collect(part, seconds=seconds, fewest=FEWEST, seed=seed, progress=shown)
     forward, backward, waits, error = CONSTANTS.forward, CONSTANTS.backward, 1.0, 0.0
     if not no_exchange:
         forward, backward, waits, error = measure_exchanges(seed=seed)

@@ -131,6 +131,7 @@ def collect(
     path: Path,
     *,
     seconds: float,
+    fewest: int = 0,
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
     bench: LookupBench | None = None,
@@ -140,6 +141,7 @@ def collect(
     Args:
         path: a line of JSON per set, written as it is measured.
         seconds: CPU time in all, that of earlier calls included.
+        fewest: sets that are timed at all costs.
         seed: of what is drawn.
         progress: called with the number of sets and the seconds spent.
         bench: to measure with.
@@ -148,13 +150,13 @@ def collect(
         PlanFileError: the file is of another machine, or no such file.
     """
     found, spent = _resumed(path)
-    if spent >= seconds:
+    if spent >= seconds and len(found) >= fewest:
         return found
     bench = bench or LookupBench(seed=seed)
     with path.open("a", encoding="utf-8") as file:
         if not path.stat().st_size:
             file.write(json.dumps({"machine": described()[1], "schema": 1}) + "\n")
-        while spent < seconds:
+        while spent < seconds or len(found) < fewest:
             begun = time.thread_time()
             tables = drawn_set(f"{seed} {len(found)}")
             taken = bench.time([(table, table.dim) for table in tables.tables], tables.batch)

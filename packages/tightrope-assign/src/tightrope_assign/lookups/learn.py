@@ -29,7 +29,7 @@ _EPOCHS: Final = 250
 _BATCH: Final = 128
 _HELD_OUT: Final = 6
 """Every sixth set is left out of the fit."""
-_FEWEST: Final = 60
+FEWEST: Final = 60
 
 Measured = Sequence[tuple[TableSet, Nanoseconds]]
 
@@ -70,8 +70,8 @@ def fit_costs(
     Raises:
         TightropeError: there are too few sets.
     """
-    if len(measured) < _FEWEST:
-        raise TightropeError(f"{len(measured)} sets are too few to fit prices: measure {_FEWEST} or more.")
+    if len(measured) < FEWEST:
+        raise TightropeError(f"{len(measured)} sets are too few to fit prices: measure {FEWEST} or more.")
     torch.manual_seed(seed)
     known = [one for at, one in enumerate(measured) if at % _HELD_OUT]
     base, linear = _rough(known)

@@ -20,7 +20,7 @@ from tightrope.core.units import shown
 from tightrope_assign.tables.greedy import FEW_SCALES, by_key, fitting_parts, greedy, split
 from tightrope_assign.tables.problem import Part, TableProblem, lower_bound, table_problem
 from tightrope_assign.tables.refine import refine
-from tightrope_assign.values.cluster import Cluster
+from tightrope_assign.values.cluster import LARGEST, Cluster
 from tightrope_assign.values.costs import CONSTANTS, TableCosts
 from tightrope_assign.values.tables import TablePlan, TableSet, TableShard
 
@@ -116,10 +116,12 @@ def plan_tables(
             gains, measured = _gate(problem, measure, (parts, hosts), (wide, places))
             if gains:
                 parts, hosts, planner = wide, places, "column-wise"
-    placed = problem.shards(parts, hosts)
+    placed, cost = problem.shards(parts, hosts), problem.cost(parts, hosts)
+    if max(cost, whole) > LARGEST:
+        raise TightropeError(f"a step takes {cost / 1e9:.1e} s by these prices, above 2^53 ns: give less work.")
     return TablePlan(
         placed=placed,
-        cost=problem.cost(parts, hosts),
+        cost=cost,
         lower_bound=lower_bound(problem),
         table_wise=whole,
         measured=measured,
