@@ -118,7 +118,7 @@ def plan_tables(
                 parts, hosts, planner = wide, places, "column-wise"
     placed, cost = problem.shards(parts, hosts), problem.cost(parts, hosts)
     if max(cost, whole) > LARGEST:
-        raise TightropeError(f"a step takes {cost / 1e9:.1e} s by these prices, above 2^53 ns: give less work.")
+        raise TightropeError(f"a step takes {cost / 1e9:.1e} s by these prices: give less than 2^53 ns.")
     return TablePlan(
         placed=placed,
         cost=cost,
