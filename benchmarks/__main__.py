@@ -78,6 +78,7 @@ _QUESTIONS = {
     "evict": _of_plugin("evict"),
     "experts": _of_plugin("experts"),
     "fleet": _of_plugin("fleet"),
+    "forms": _of_plugin("forms"),
     "sequence": _of_plugin("sequence"),
     "ranks": _of_plugin("ranks"),
     "recorder": _of_plugin("recorder"),

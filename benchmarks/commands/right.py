@@ -40,6 +40,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "explain": {"plan": "@step.plan.json", "graph": "@step.graph.json"},
     "experts": {"tokens": "64", "dim": "8", "hidden": "8", "experts": "4"},
     "fleet": {"profile": "@fleet.toml"},
+    "hypergraph": {"file": "@pairs.csv"},
     "jobs": {"file": "@jobs.csv", "capacity": "64"},
     "judge": {"plan": "@step.plan.json", "graph": "@step.graph.json"},
     "lock": {"output": "@new.lock", "site": "@site"},
@@ -68,6 +69,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
 
 TABLES: Final = {
     "buffers.csv": "id,lower,upper,size\n0,0,4,64\n1,2,6,128\n",
+    "pairs.csv": "0,0\n1,0\n1,1\n2,1\n",
     "jobs.csv": "name,start,end,cores\n" + "".join(f"j{i},{i},{i + 9},4\n" for i in range(20)),
     "trees.csv": "a,b,y\n" + "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(60)),
     "values.csv": "candidate,value\na,1\na,1.1\nb,2\nb,2.1\n",

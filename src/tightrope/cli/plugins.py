@@ -43,6 +43,7 @@ class PluginCommand(NamedTuple):
 KNOWN: Final = {
     "experts": PluginCommand("experts", "Forecast the bytes of a layer of experts."),
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),
+    "hypergraph": PluginCommand("forms", "Measure a convolution over a hypergraph."),
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
     "lock": PluginCommand("verify", "Write down what an environment holds."),
     "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),

@@ -99,11 +99,11 @@ def _cuda_headers() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def library(name: str) -> Path:
+def library(name: str | Path) -> Path:
     """Build ``<name>.cpp`` unless it is in the cache, and return the shared library.
 
     Args:
-        name: one of `sources`.
+        name: one of `sources`, or the path of a plug-in's source that knows nothing of torch.
 
     Returns:
         The path of the library.
@@ -116,7 +116,7 @@ def library(name: str) -> Path:
         >>> library("allocator").name.startswith("allocator-")  # doctest: +SKIP
         True
     """
-    source = _sources().get(name)
+    source = name if isinstance(name, Path) else _sources().get(name)
     if source is None:
         raise NativeError(f"there is no native source {name!r}; there are: {', '.join(sources())}.")
     return _found(source) or _built(source)
@@ -141,7 +141,7 @@ def build(names: Sequence[str]) -> None:
 
 def _found(source: Path) -> Path | None:
     """Find a library that is built: the wheel's, or else the first that is right where one may be kept."""
-    if brought := prebuilt(source.stem):
+    if source.is_relative_to(SOURCES) and (brought := prebuilt(source.stem)):
         return brought
     file = _file(source)
     kept = (folder.find(file, run=True) for folder in folders())

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any, Final
 
 from tightrope.core import NativeError
@@ -16,8 +17,11 @@ INTEGER: Final = ctypes.c_int64
 REAL: Final = ctypes.c_double
 
 
-def load(name: str) -> ctypes.CDLL:
+def load(name: str | Path) -> ctypes.CDLL:
     """Load a library; it is built where it is not there.
+
+    Args:
+        name: as `tightrope.native.library` takes it.
 
     Raises:
         NativeError: there is none and no compiler, or it does not build or load.
@@ -28,18 +32,18 @@ def load(name: str) -> ctypes.CDLL:
     return found
 
 
-def missing(name: str) -> str:
+def missing(name: str | Path) -> str:
     """Say why a library cannot be loaded, or nothing.
 
     Args:
-        name: one of `tightrope.native.sources`.
+        name: as `tightrope.native.library` takes it.
     """
     found = _loaded(name, os.environ.get("CXX"), cache_folder())
     return found if isinstance(found, str) else ""
 
 
 @lru_cache(maxsize=128)
-def _loaded(name: str, *_: object) -> ctypes.CDLL | str:
+def _loaded(name: str | Path, *_: object) -> ctypes.CDLL | str:
     """Load a library once, or say why not, for as long as what decides about it stays the same."""
     try:
         path = library(name)
@@ -47,7 +51,7 @@ def _loaded(name: str, *_: object) -> ctypes.CDLL | str:
     except NativeError as error:
         return str(error)
     except OSError as error:
-        return f"the library {name!r} was built but does not load: {error}. Delete {path} and retry."
+        return f"the library {str(name)!r} was built but does not load: {error}. Delete {path} and retry."
 
 
 def declare(native: ctypes.CDLL, prefix: str, new: Sequence[Any], methods: Mapping[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Speed and bytes of other forms of the same computation, against what people use."""

@@ -1,0 +1,37 @@
+"""Other forms of the same computation: ``python -m benchmarks forms [--only H1|H2] [--data FOLDER]``.
+
+H1  hypergraph convolution over two products with CSR matrices of torch, and over the message passing of
+    torch_geometric's HypergraphConv, forward and both ways
+H2  epochs of HGNN, UniGIN and UniGCNII with 64 features over the same mathematics in torch_geometric, and
+    the peak bytes of a layer in training
+
+Times are of one thread, in interleaved pairs of thread-CPU time. ``--data`` is a checkout of
+github.com/malllabiisc/HyperGCN; torch_geometric and hypernetx are installed with ``pip install --no-deps``.
+"""
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.forms import hypergraphs
+
+
+def run(arguments: Sequence[str], console: Console) -> int:
+    """Print the tables; write them as JSON where asked."""
+    parser = ArgumentParser(prog="python -m benchmarks forms")
+    questions = {"H1": hypergraphs.kernels, "H2": hypergraphs.epochs}
+    parser.add_argument("--only", choices=list(questions))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    asked = [options.only] if options.only else list(questions)
+    found = {name: questions[name](options.data, console, options.pairs) for name in asked}
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0

@@ -1,0 +1,1 @@
+"""Commands, found by entry points."""

@@ -1,0 +1,88 @@
+"""The command ``hypergraph``: bytes and times of a convolution over a hypergraph from a file."""
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from tightrope.cli.output import console, emit_json
+from tightrope.core import TightropeError, format_bytes
+from tightrope.core.files import read_file
+
+_EXAMPLES: Final = """\b
+Examples:
+  tightrope hypergraph pairs.csv --features 64
+  tightrope hypergraph pairs.csv --features 64 --first mean --json"""
+_FIRSTS: Final = ("sum", "mean", "max")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    short = "Measure a convolution over a hypergraph."
+    app.command("hypergraph", short_help=short, epilog=_EXAMPLES)(hypergraph)
+
+
+def hypergraph(
+    file: Annotated[str, typer.Argument(help="A line per member: its vertex, a comma, its hyperedge.")],
+    features: Annotated[int, typer.Option(min=1, max=4096, help="Numbers of a vertex.")] = 64,
+    first: Annotated[str, typer.Option(help="What a hyperedge takes: sum, mean or max.")] = "sum",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Forecast the bytes of a convolution over a hypergraph, and time its forms on this processor.
+
+    Exit code 0: done; 2: error.
+    """
+    if first not in _FIRSTS:
+        raise TightropeError(f"--first {first!r:.100}: give one of {', '.join(_FIRSTS)}.")
+    from tightrope_forms.hypergraph import choose
+
+    incidence = _read(file)
+    best, seconds = choose(incidence, features, first=first)  # type: ignore[arg-type]
+    sizes = {
+        "vertices": incidence.num_vertices, "hyperedges": incidence.num_edges, "pairs": len(incidence.idx_e)
+    }  # fmt: skip
+    bytes_ = {
+        "between": 4 * features * incidence.num_edges,
+        "kept": 4 * features * incidence.num_edges if first == "max" else 0,
+        "gathered": 8 * features * len(incidence.idx_e),
+    }
+    if json:
+        emit_json(
+            {
+                **sizes,
+                "bytes": bytes_,
+                "seconds": seconds,
+                "form": best.form,
+                "ordered": best.rows_e is not None,
+            }
+        )
+        return
+    out = console()
+    out.print(", ".join(f"{size:,} {name}" for name, size in sizes.items()))
+    out.print(f"between the passes      {format_bytes(bytes_['between']):>12}")
+    out.print(f"kept for the backward   {format_bytes(bytes_['kept']):>12}")
+    out.print(f"gathered rows, not made {format_bytes(bytes_['gathered']):>12}")
+    for name, one in seconds.items():
+        out.print(f"{name:<23} {1e3 * one:>9.2f} ms, forward and backward")
+
+
+def _read(path: str) -> Any:
+    """Read the pairs of a file; the first line may be a header."""
+    import torch
+
+    from tightrope_forms.hypergraph import Incidence
+
+    rows: list[list[int]] = []
+    for number, line in enumerate(read_file(path).splitlines(), 1):
+        try:
+            pair = [int(text) for text in line.decode("ascii").split(",")]
+        except ValueError:
+            pair = []
+        if len(pair) == 2 and all(-(2**31) < one < 2**31 for one in pair):
+            rows.append(pair)
+        elif line.strip() and number > 1:
+            raise TightropeError(
+                f"{path!r}, line {number}: {line[:40]!r}. Give a vertex, a comma, and a hyperedge."
+            )
+    if not rows:
+        raise TightropeError(f"{path!r} has no pairs. Give lines such as 0,0: a vertex and its hyperedge.")
+    return Incidence(torch.tensor(rows).T)
