@@ -1,0 +1,169 @@
+"""Rewrite a model: export, saturate, extract with several weights, and take the form whose plan is the smallest.
+
+Idea        Bytes that are kept are a guess at what a plan needs. So forms are extracted with several weights of
+            time and bytes, every form is captured, and the planner says what it needs at most and at least.
+Guarantee   What the given order needs and the smallest plan found are never larger than those of the model.
+Complexity  An export, and a capture and a plan per form; parts that are alike are solved once.
+Gaps        Results differ by rounding. The smallest plan is that which the planner finds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tightrope.capture import capture
+from tightrope.core import Bytes, InfeasibleError, TightropeError
+from tightrope.plan import whole_bytes
+from tightrope.plan.api import plan
+from tightrope_forms.rewrite.egraph import EGraph, saturate
+from tightrope_forms.rewrite.extract import Choice, Costs, Extracted, Weights, extract
+from tightrope_forms.rewrite.front import Section, Values, emitted, exported, sections
+from tightrope_forms.rewrite.rules import RULES
+
+WEIGHTS: Final = (Weights(1.0, 1.0), Weights(0.01, 1.0), Weights(1.0, 0.0))
+MOST_NODES: Final = 500
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """An equal form of a model.
+
+    Attributes:
+        model: with the parameters of the one that was given, or that one itself where no form is smaller.
+        rules: that made it, with the number of places.
+        kept: modelled bytes that it keeps for its backward, by parts that are solved.
+        kept_before: those of the model that was given.
+        whole: bytes that the given order needs, before and after.
+        smallest: of the plans that were found, before and after.
+        solved: parts, how many of them differ, and how many were proved optimal.
+    """
+
+    model: nn.Module
+    rules: dict[str, int]
+    kept: Bytes
+    kept_before: Bytes
+    whole: tuple[Bytes, Bytes]
+    smallest: tuple[Bytes, Bytes]
+    solved: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A part, with every form that rules give, and the one that was extracted."""
+
+    graph: EGraph
+    costs: Costs
+    found: Extracted
+
+
+def solve_part(part: Section, weights: Weights, *, seconds: float = 5.0) -> Solved | None:
+    """Saturate and extract one part; None where it has no ops."""
+    if not part.roots:
+        return None
+    if not part.graph.applied:
+        saturate(part.graph, {name: rule.apply for name, rule in RULES.items()}, most_nodes=MOST_NODES)
+    roots = [part.classes[one] for one in part.roots]
+    costs = Costs(part.graph, roots, [part.classes[one] for one in part.kept], weights)
+    return Solved(part.graph, costs, extract(costs, seconds=seconds))
+
+
+def smallest_plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Bytes, Bytes]:
+    """Capture a step; return what its order needs, and the smallest budget that the planner finds."""
+    graph = capture(model, *args, **kwargs)
+    whole = whole_bytes(graph)
+    try:
+        plan(graph, budget=1)
+    except InfeasibleError as error:
+        return whole, min(whole, error.smallest_found or whole)
+    return whole, whole
+
+
+def rewrite(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, weights: Iterable[Weights] = WEIGHTS
+) -> Rewritten:
+    """Return the form of a model whose plan is the smallest.
+
+    Args:
+        model: in the mode in which it will run.
+        args: of an example call; sizes are those of the form.
+        kwargs: of it.
+        weights: a form is extracted for each.
+
+    Raises:
+        TightropeError: the model cannot be exported or captured.
+
+    Example:
+        >>> class Swish(nn.Module):
+        ...     def forward(self, x):
+        ...         return (x * torch.sigmoid(x)).sum()
+        >>> found = rewrite(nn.Sequential(nn.Linear(8, 8), Swish()), (torch.ones(4, 8),))
+        >>> found.rules
+        {'x * sigmoid(x) = silu(x)': 1}
+    """
+    named = kwargs or {}
+    before = smallest_plan(model, tuple(args), named)
+    module = exported(model, tuple(args), named)
+    parts = sections(module, Values(module))
+    unlike = {part.key: part for part in reversed(parts)}
+    best: tuple[Any, ...] = (sum(before), model, before, {})
+    for one in weights:
+        solved = {key: solve_part(part, one) for key, part in unlike.items()}
+        found = [solved[part.key] for part in parts]
+        if not any(_rules_of(known) for known in found):
+            continue
+        made = _emit(module, parts, found)
+        if made is None:
+            continue
+        after = smallest_plan(made, tuple(args), named)
+        if sum(after) < best[0] and all(new <= old for new, old in zip(after, before, strict=True)):
+            best = (sum(after), made, after, found)
+    _, made, after, found = best
+    known = [one for one in found or [] if one is not None]
+    given = [one.costs.bytes(one.costs.given()) for one in known]
+    rules: dict[str, int] = {}
+    for one in known:
+        for name in _rules_of(one):
+            rules[name] = rules.get(name, 0) + 1
+    proved = {id(one.graph): one.found.status == "optimal" for one in known}
+    return Rewritten(
+        made, rules, sum(one.costs.bytes(one.found.choice) for one in known), sum(given),
+        (before[0], after[0]), (before[1], after[1]), (len(parts), len(unlike), sum(proved.values())),
+    )  # fmt: skip
+
+
+def _rules_of(solved: Solved | None) -> list[str]:
+    """Name the rules whose nodes a form needs."""
+    if solved is None:
+        return []
+    choice, order = solved.found.choice, solved.costs.needed(solved.found.choice) or []
+    return [solved.graph.why[choice[one]] for one in order if choice[one] in solved.graph.why]
+
+
+def _emit(module: Any, parts: list[Section], found: list[Solved | None]) -> nn.Module | None:
+    forms: list[tuple[EGraph, Choice] | None] = [
+        None if one is None or not _rules_of(one) else (one.graph, one.found.choice) for one in found
+    ]
+    try:
+        return emitted(module, parts, forms)
+    except RecursionError:  # a form needs what comes after it
+        return None
+
+
+def rewritten(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[nn.Module, str]:
+    """Rewrite for the command line: return the model, and a line that says what was done.
+
+    Raises:
+        TightropeError: the model has tensors on the meta device, or cannot be exported.
+    """
+    if any(one.is_meta for one in (*model.parameters(), *model.buffers())):
+        raise TightropeError("The model is on the meta device. Rewriting exports it: build it on the CPU.")
+    with torch.random.fork_rng(devices=[]):
+        found = rewrite(model, args, kwargs)
+    if not found.rules:
+        return found.model, "rewrite: no form has a smaller plan"
+    uses = ", ".join(f"{name} ({count}x)" for name, count in sorted(found.rules.items()))
+    sizes = f"{found.whole[0]:,} -> {found.whole[1]:,} B, smallest {found.smallest[0]:,} -> {found.smallest[1]:,} B"
+    return found.model, f"rewrite: {uses}: {sizes}"

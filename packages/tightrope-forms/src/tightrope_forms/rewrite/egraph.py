@@ -1,0 +1,339 @@
+"""Many equal forms of one computation at once: classes of equal values, and the ops that make each.
+
+Idea        An e-node is an op with its options, over classes. A rule adds e-nodes and unites classes; nothing is
+            taken away, so no order of rules matters. What an op keeps for its backward is not in a table: the op
+            runs on tensors without numbers, and what autograd saves is looked at.
+Source      equality saturation (Tate et al., POPL 2009), egg (POPL 2021); tensors as in tensat (MLSys 2021)
+Guarantee   Equal nodes are one node. A class holds values of one shape and type.
+Complexity  A rebuild is linear in the nodes; rebuilds end when nothing is united any more.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tightrope.core import Bytes, TightropeError
+from tightrope_forms.rewrite._torch import fakes
+
+aten: Final = torch.ops.aten
+GETITEM: Final = operator.getitem
+_FLOPS, _STREAM, _START = 4e10, 8e9, 2e-6  # of one core: operations and bytes a second; seconds of any op
+
+
+class ClassId(int):
+    """The number of a class, told apart from other whole numbers."""
+
+
+class Place(NamedTuple):
+    """In the options of a node: where child ``at`` stands."""
+
+    at: int
+
+
+class Spec(NamedTuple):
+    """A tensor without its numbers."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    grad: bool = False
+
+    @property
+    def bytes(self) -> Bytes:
+        """What its numbers take."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+Value: TypeAlias = Any
+"""A `Spec`, or a tuple of them."""
+
+
+class ENode(NamedTuple):
+    """An op, its arguments with a `Place` for every tensor, and the classes of those."""
+
+    op: Any
+    args: Any
+    children: tuple[ClassId, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What running an op means: its result, what it keeps for its backward, and its time.
+
+    Attributes:
+        value: of the result.
+        keeps: children whose values are kept.
+        keeps_result: whether the result is.
+        own: further bytes that are kept.
+        view: the child that the result looks into, or None.
+        seconds: modelled, forward alone.
+    """
+
+    value: Value
+    keeps: tuple[int, ...]
+    keeps_result: bool
+    own: Bytes
+    view: int | None
+    seconds: float
+
+
+def frozen(value: Any, children: list[ClassId]) -> Any:
+    """Replace classes in arguments by places, lists by tuples; what stays can be hashed."""
+    if isinstance(value, ClassId):
+        children.append(value)
+        return Place(len(children) - 1)
+    if isinstance(value, list | tuple):
+        return ("list", *(frozen(one, children) for one in value))
+    if isinstance(value, dict):
+        return ("dict", *((key, frozen(one, children)) for key, one in sorted(value.items())))
+    return (type(value).__name__, value) if isinstance(value, bool | int | float) else value
+
+
+def thawed(value: Any, children: Any) -> Any:
+    """Put values in the places of arguments."""
+    if isinstance(value, Place):
+        return children[value.at]
+    if isinstance(value, tuple) and value and value[0] == "list":
+        return [thawed(one, children) for one in value[1:]]
+    if isinstance(value, tuple) and value and value[0] == "dict":
+        return {key: thawed(one, children) for key, one in value[1:]}
+    return value[1] if isinstance(value, tuple) else value
+
+
+def call(op: Any, args: Any, children: Any) -> Any:
+    """Run an op on values."""
+    given, named = thawed(args, children)
+    return op(*given, **named)
+
+
+@cache
+def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
+    """Run an op without numbers; see `Facts`.
+
+    Raises:
+        TightropeError: it does not run on such tensors, or returns something else than tensors.
+    """
+    saved: list[Tensor] = []
+
+    def pack(one: Tensor) -> None:
+        saved.append(one)
+
+    with fakes():
+        inputs = [_made(one) for one in given]
+        try:
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
+                made = call(op, args, inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise TightropeError(f"{op} does not run on such tensors: {str(error).splitlines()[0]}") from error
+        results = made if isinstance(made, tuple | list) else (made,)
+        if not all(isinstance(one, Tensor) for one in results):
+            raise TightropeError(f"{op} returns no tensors. Rewriting takes ops of tensors alone.")
+        of_inputs = [_storages(one) for one in inputs]
+        of_results = _storages(results)
+        keeps, own, seen = set(), 0, set()
+        for one in saved:
+            storage = one.untyped_storage()._cdata
+            where = next((k for k, storages in enumerate(of_inputs) if storage in storages), None)
+            if where is not None:
+                keeps.add(where)
+            elif storage not in of_results and storage not in seen:
+                own += one.untyped_storage().nbytes()
+            seen.add(storage)
+        views = (k for k, storages in enumerate(of_inputs) if storages & of_results)
+        view = next(views, None)
+        specs = tuple(_spec(one) for one in results)
+        value = specs if isinstance(made, tuple | list) else specs[0]
+        seconds = _START if view is not None else _seconds(op, given, specs)
+        return Facts(value, tuple(sorted(keeps)), bool(seen & of_results) and view is None, own, view, seconds)
+
+
+def _made(value: Value) -> Any:
+    if isinstance(value, Spec):
+        made = torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
+        return made.requires_grad_() if value.grad else made
+    return tuple(_made(one) for one in value)
+
+
+def _storages(value: Any) -> set[int]:
+    values = value if isinstance(value, tuple | list) else (value,)
+    return {one.untyped_storage()._cdata for one in values}
+
+
+def _spec(made: Tensor) -> Spec:
+    return Spec(tuple(made.shape), made.stride(), made.dtype, made.requires_grad)
+
+
+def spec_of(tensor: Tensor) -> Spec:
+    """Describe a tensor."""
+    return _spec(tensor)
+
+
+def _seconds(op: Any, given: tuple[Value, ...], made: tuple[Spec, ...]) -> float:
+    """Model the time of one core: what is multiplied, and what is read and written."""
+    specs = [one for value in given for one in (value if not isinstance(value, Spec) else (value,))]
+    moved = sum(one.bytes for one in (*specs, *made))
+    size, name, flops = math.prod(made[0].shape), str(op), 0.0
+    if "conv" in name:
+        flops = 2.0 * size * math.prod(specs[1].shape[1:])
+    elif "dot_product" in name:
+        flops = 4.0 * size * specs[1].shape[-2]
+    elif any(word in name for word in ("linear", "matmul", ".mm.", "bmm", "addmm")):
+        flops = 2.0 * size * specs[-1 if "addmm" in name else 0].shape[-1 if "addmm" not in name else 0]
+    return _START + max(flops / _FLOPS, moved / _STREAM)
+
+
+@dataclass
+class EGraph:
+    """Classes of equal values.
+
+    Attributes:
+        nodes: by class, in the order in which they came: the first is the one that was given.
+        values: of classes.
+        applied: what every use of a rule united: pairs of a class and the node that it may take.
+        why: the rule that added a node.
+    """
+
+    nodes: dict[ClassId, dict[ENode, None]] = field(default_factory=dict)
+    values: dict[ClassId, Value] = field(default_factory=dict)
+    applied: list[tuple[tuple[ClassId, ENode], ...]] = field(default_factory=list)
+    why: dict[ENode, str] = field(default_factory=dict)
+    leaves: dict[ClassId, int] = field(default_factory=dict)
+    _parents: list[int] = field(default_factory=list)
+    _known: dict[ENode, ClassId] = field(default_factory=dict)
+
+    def find(self, one: int) -> ClassId:
+        """Return the class that another one was united with."""
+        while self._parents[one] != one:
+            self._parents[one] = self._parents[self._parents[one]]
+            one = self._parents[one]
+        return ClassId(one)
+
+    def leaf(self, spec: Value, *, held: bool = True) -> ClassId:
+        """Add a value that comes from outside; ``held`` ones cost nothing where they are kept."""
+        number = len(self.leaves)
+        made = self._new(ENode("leaf", (number, held), ()), spec)
+        self.leaves[made] = number
+        return made
+
+    def _new(self, node: ENode, value: Value) -> ClassId:
+        made = ClassId(len(self._parents))
+        self._parents.append(made)
+        self._known[node] = made
+        self.nodes[made], self.values[made] = {node: None}, value
+        return made
+
+    def make(self, op: Any, *given: Any, **named: Any) -> ClassId:
+        """Add an op on classes and options; return the class of its result.
+
+        Raises:
+            TightropeError: the op does not run on such tensors.
+        """
+        children: list[ClassId] = []
+        args = frozen([list(given), named], children)
+        node = ENode(op, args, tuple(self.find(one) for one in children))
+        if (known := self._known.get(node)) is not None:
+            return self.find(known)
+        return self._new(node, self.facts(node).value)
+
+    def facts(self, node: ENode) -> Facts:
+        """Say what running a node means."""
+        if node.op == "leaf":
+            value = self.values[self.find(self._known[node])]
+            return Facts(value, (), False, 0, None, 0.0)
+        return facts_of(node.op, node.args, tuple(self.values[self.find(one)] for one in node.children))
+
+    def unite(self, pairs: list[tuple[ClassId, ClassId]], why: str) -> bool:
+        """Say that classes are equal, as one use of a rule; return whether that is news."""
+        news, moves = False, []
+        for old, new in pairs:
+            old, new = self.find(old), self.find(new)
+            if old == new:
+                continue
+            one, other = self.values[old], self.values[new]
+            same = isinstance(one, Spec) and isinstance(other, Spec) and one[::2] == other[::2]
+            assert same, f"{why}: {one} is not {other}"
+            for node in self.nodes[new]:
+                moves.append((old, node))
+                self.why.setdefault(node, why)
+            self._parents[new] = old
+            self.nodes[old] |= self.nodes.pop(new)
+            news = True
+        if moves:
+            self.applied.append(tuple(moves))
+        return news
+
+    def rebuild(self) -> None:
+        """Unite classes whose nodes became equal, until none does."""
+        changed = True
+        while changed:
+            changed = False
+            self._known, names = {}, {}
+            for one in list(self.nodes):
+                if one not in self.nodes:
+                    continue
+                fresh: dict[ENode, None] = {}
+                for node in self.nodes[one]:
+                    named = node._replace(children=tuple(self.find(child) for child in node.children))
+                    names[node] = named
+                    if node in self.why:
+                        self.why.setdefault(named, self.why[node])
+                    fresh[named] = None
+                    other = self.find(self._known.setdefault(named, one))
+                    if other != one and other in self.nodes:
+                        self._parents[one] = other
+                        changed = True
+                self.nodes[one] = fresh
+                if self._parents[one] != one:
+                    self.nodes[self.find(one)] |= self.nodes.pop(one)
+        self.applied = [tuple((self.find(c), self._named(n)) for c, n in moves) for moves in self.applied]
+
+    def _named(self, node: ENode) -> ENode:
+        return node._replace(children=tuple(self.find(child) for child in node.children))
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return sum(map(len, self.nodes.values()))
+
+    def by(self, one: int, *ops: Any) -> Iterator[tuple[ENode, Any, Any]]:
+        """Yield the nodes of a class with one of some ops: the node, its arguments, and its named ones."""
+        for node in list(self.nodes[self.find(one)]):
+            if node.op in ops:
+                given, named = thawed(node.args, [self.find(child) for child in node.children])
+                yield node, given, named
+
+    def all_by(self, *ops: Any) -> Iterator[tuple[ClassId, Any, Any]]:
+        """Yield every node with one of some ops: its class, its arguments, and its named ones."""
+        for one in list(self.nodes):
+            if one in self.nodes:
+                for _, given, named in self.by(one, *ops):
+                    yield self.find(one), given, named
+
+
+Rewrites: TypeAlias = Callable[[EGraph], Iterator[list[tuple[ClassId, ClassId]]]]
+
+
+def saturate(graph: EGraph, rules: dict[str, Rewrites], *, most_nodes: int = 500, rounds: int = 6) -> bool:
+    """Apply rules until nothing is new.
+
+    Returns:
+        Whether it ended by itself, rather than at a limit.
+    """
+    for _ in range(rounds):
+        news = False
+        for name, rule in rules.items():
+            for pairs in rule(graph):
+                news |= graph.unite(pairs, name)
+                if graph.num_nodes >= most_nodes:
+                    graph.rebuild()
+                    return False
+            graph.rebuild()
+        if not news:
+            return True
+    return False
