@@ -1,9 +1,12 @@
-"""Other forms of the same computation: ``python -m benchmarks forms [--only H1|H2] [--data FOLDER]``.
+"""Other forms of the same computation: ``python -m benchmarks forms [--only H1] [--data FOLDER]``.
 
 H1  hypergraph convolution over two products with CSR matrices of torch, and over the message passing of
     torch_geometric's HypergraphConv, forward and both ways
 H2  epochs of HGNN, UniGIN and UniGCNII with 64 features over the same mathematics in torch_geometric, and
     the peak bytes of a layer in training
+R1  every rule of rewriting, proved on 100 examples a pair
+R2  extraction against greedy substitution, backtracking and restarts, on parts of six nets
+R3  bytes that six training steps keep and need, rewritten, over those of the nets as they were
 
 Times are of one thread, in interleaved pairs of thread-CPU time. ``--data`` is a checkout of
 github.com/malllabiisc/HyperGCN; torch_geometric and hypernetx are installed with ``pip install --no-deps``.
@@ -17,13 +20,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.forms import hypergraphs
+from benchmarks.forms import hypergraphs, rewrites
 
 
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables; write them as JSON where asked."""
     parser = ArgumentParser(prog="python -m benchmarks forms")
-    questions = {"H1": hypergraphs.kernels, "H2": hypergraphs.epochs}
+    questions = {
+        "H1": hypergraphs.kernels, "H2": hypergraphs.epochs,
+        "R1": rewrites.proofs, "R2": rewrites.searches, "R3": rewrites.trainings,
+    }  # fmt: skip
     parser.add_argument("--only", choices=list(questions))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--pairs", type=int, default=9)

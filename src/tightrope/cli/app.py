@@ -153,6 +153,9 @@ def plan(
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     save_graph: Annotated[Path | None, typer.Option(help="Write the captured graph here.")] = None,
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Plan an equal form of the model; it rounds differently.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Plan a training step under a budget.
@@ -167,7 +170,7 @@ def plan(
     parse_bytes(budget, whole=1)
     check_outputs([output, save_graph])
     profile = find_machine(machine) if machine is not None else None
-    source = source_of(graph, profile)
+    source = source_of(graph, profile, rewrite=budget if rewrite else None)
     if save_graph is not None:
         write_whole(save_graph, dump_graph(source.graph))
     request = Request(budget, planner, order.value, seconds, seed, profile, cache)

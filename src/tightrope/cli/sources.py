@@ -4,25 +4,44 @@ A graph file is data.
 """
 
 from dataclasses import replace
+from typing import Any, Final
+
+import typer
 
 from tightrope.cli.target import build, called, checked, is_function
 from tightrope.core import Graph, Machine, TightropeError
+from tightrope.core.plugins import absent, installed, loaded
 from tightrope.formats import Source, read_source
 
 
-def source_of(target: str, machine: Machine | None = None) -> Source:
+REWRITES: Final = "tightrope.rewrites"
+"""Group of entry points: functions of a model, its arguments by place and by name, and a budget as written.
+
+Each returns an equal model and a line that says what was done.
+"""
+
+
+def source_of(target: str, machine: Machine | None = None, *, rewrite: str | None = None) -> Source:
     """Read a graph file of any known format, or capture ``FILE.py:FUNCTION`` and price its ops.
 
     Args:
         target: see above.
         machine: prices come from its table; None = every op is measured here.
+        rewrite: budget for which a plug-in rewrites the model first; None = it stays as it is.
 
     Raises:
-        TightropeError: there is no graph; the model is on the meta device, and no machine is given; or
-            a machine is given for a file that has its own times.
+        TightropeError: there is no graph; the model is on the meta device, and no machine is given; a
+            machine is given for a file that has its own times; or nothing can rewrite it.
     """
+    if rewrite is not None and not is_function(target):
+        raise TightropeError(f"--rewrite rewrites models, and {target!r} is a graph: give FILE.py:FUNCTION.")
     if is_function(target):
+        change = None if rewrite is None else _rewriter()
         built = build(target)
+        if change is not None:
+            model, said = change(built.model, built.args, built.kwargs, rewrite)
+            typer.echo(said, err=True)
+            built = built._replace(model=model)
         from tightrope.cli.capturing import priced_program, provenance_of_program
 
         program = priced_program(target, built, machine)
@@ -38,6 +57,17 @@ def source_of(target: str, machine: Machine | None = None) -> Source:
     from tightrope.price import price_graph
 
     return replace(found, graph=price_graph(found.graph, machine))
+
+
+def _rewriter() -> Any:
+    """Find what rewrites models.
+
+    Raises:
+        TightropeError: nothing that is installed does, or it does not load.
+    """
+    for name, entries in installed(REWRITES).items():
+        return loaded(f"rewriting by {name}", entries)
+    raise absent("--rewrite", "forms")
 
 
 def step_graph_of(target: str) -> Graph:

@@ -1,8 +1,10 @@
-"""Rewrite a model: export, saturate, extract with several weights, and take the form whose plan is the smallest.
+"""Rewrite a model: export it, saturate, extract, and take the form whose plan is the smallest.
 
-Idea        Bytes that are kept are a guess at what a plan needs. So forms are extracted with several weights of
-            time and bytes, every form is captured, and the planner says what it needs at most and at least.
-Guarantee   What the given order needs and the smallest plan found are never larger than those of the model.
+Idea        Bytes that are kept are a guess at what a plan needs. So forms are extracted with several weights
+            of time and bytes. Every form is captured, and the planner says what it needs at most and at
+            least.
+Guarantee   A budget that held still holds: no form is taken whose smallest plan found is larger than the
+            budget, or than that of the model.
 Complexity  An export, and a capture and a plan per form; parts that are alike are solved once.
 Gaps        Results differ by rounding. The smallest plan is that which the planner finds.
 """
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 from tightrope.capture import capture
-from tightrope.core import Bytes, InfeasibleError, TightropeError
+from tightrope.core import Bytes, InfeasibleError, TightropeError, parse_bytes
 from tightrope.plan import whole_bytes
 from tightrope.plan.api import plan
 from tightrope_forms.rewrite.egraph import EGraph, saturate
@@ -82,7 +84,12 @@ def smallest_plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def rewrite(
-    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, weights: Iterable[Weights] = WEIGHTS
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    budget: str | Bytes | None = None,
+    weights: Iterable[Weights] = WEIGHTS,
 ) -> Rewritten:
     """Return the form of a model whose plan is the smallest.
 
@@ -90,6 +97,8 @@ def rewrite(
         model: in the mode in which it will run.
         args: of an example call; sizes are those of the form.
         kwargs: of it.
+        budget: for which a plan is wanted: of forms that fit, that which needs the fewest bytes in the given
+            order. None = forms must not raise the smallest budget.
         weights: a form is extracted for each.
 
     Raises:
@@ -108,7 +117,9 @@ def rewrite(
     module = exported(model, tuple(args), named)
     parts = sections(module, Values(module))
     unlike = {part.key: part for part in reversed(parts)}
-    best: tuple[Any, ...] = (sum(before), model, before, {})
+    size = None if budget is None else parse_bytes(budget, whole=before[0])
+    most = before[1] if size is None else max(size, before[1])
+    best: tuple[Any, ...] = (sum(before) if budget is None else before[0], model, before, {})
     for one in weights:
         solved = {key: solve_part(part, one) for key, part in unlike.items()}
         found = [solved[part.key] for part in parts]
@@ -118,8 +129,9 @@ def rewrite(
         if made is None:
             continue
         after = smallest_plan(made, tuple(args), named)
-        if sum(after) < best[0] and all(new <= old for new, old in zip(after, before, strict=True)):
-            best = (sum(after), made, after, found)
+        score = sum(after) if budget is None else after[0]
+        if score < best[0] and after[1] <= most:
+            best = (score, made, after, found)
     _, made, after, found = best
     known = [one for one in found or [] if one is not None]
     given = [one.costs.bytes(one.costs.given()) for one in known]
@@ -152,7 +164,9 @@ def _emit(module: Any, parts: list[Section], found: list[Solved | None]) -> nn.M
         return None
 
 
-def rewritten(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[nn.Module, str]:
+def rewritten(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], budget: str
+) -> tuple[nn.Module, str]:
     """Rewrite for the command line: return the model, and a line that says what was done.
 
     Raises:
@@ -161,9 +175,9 @@ def rewritten(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if any(one.is_meta for one in (*model.parameters(), *model.buffers())):
         raise TightropeError("The model is on the meta device. Rewriting exports it: build it on the CPU.")
     with torch.random.fork_rng(devices=[]):
-        found = rewrite(model, args, kwargs)
+        found = rewrite(model, args, kwargs, budget=budget)
     if not found.rules:
         return found.model, "rewrite: no form has a smaller plan"
     uses = ", ".join(f"{name} ({count}x)" for name, count in sorted(found.rules.items()))
-    sizes = f"{found.whole[0]:,} -> {found.whole[1]:,} B, smallest {found.smallest[0]:,} -> {found.smallest[1]:,} B"
-    return found.model, f"rewrite: {uses}: {sizes}"
+    whole, smallest = (" -> ".join(f"{one:,}" for one in sizes) for sizes in (found.whole, found.smallest))
+    return found.model, f"rewrite: {uses}: {whole} B, smallest {smallest} B"

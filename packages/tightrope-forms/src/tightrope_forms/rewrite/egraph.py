@@ -130,7 +130,9 @@ def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
                 made = call(op, args, inputs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise TightropeError(f"{op} does not run on such tensors: {str(error).splitlines()[0]}") from error
+            raise TightropeError(
+                f"{op} does not run on such tensors: {str(error).splitlines()[0]}"
+            ) from error
         results = made if isinstance(made, tuple | list) else (made,)
         if not all(isinstance(one, Tensor) for one in results):
             raise TightropeError(f"{op} returns no tensors. Rewriting takes ops of tensors alone.")
@@ -150,7 +152,9 @@ def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
         specs = tuple(_spec(one) for one in results)
         value = specs if isinstance(made, tuple | list) else specs[0]
         seconds = _START if view is not None else _seconds(op, given, specs)
-        return Facts(value, tuple(sorted(keeps)), bool(seen & of_results) and view is None, own, view, seconds)
+        return Facts(
+            value, tuple(sorted(keeps)), bool(seen & of_results) and view is None, own, view, seconds
+        )
 
 
 def _made(value: Value) -> Any:
@@ -258,11 +262,13 @@ class EGraph:
             one, other = self.values[old], self.values[new]
             same = isinstance(one, Spec) and isinstance(other, Spec) and one[::2] == other[::2]
             assert same, f"{why}: {one} is not {other}"
+            first, second = min(old, new), max(old, new)  # what was there before stays in front
             for node in self.nodes[new]:
-                moves.append((old, node))
-                self.why.setdefault(node, why)
-            self._parents[new] = old
-            self.nodes[old] |= self.nodes.pop(new)
+                moves.append((first, node))
+                if new == second:
+                    self.why.setdefault(node, why)
+            self._parents[second] = first
+            self.nodes[first] |= self.nodes.pop(second)
             news = True
         if moves:
             self.applied.append(tuple(moves))

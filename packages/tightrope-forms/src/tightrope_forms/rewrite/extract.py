@@ -20,6 +20,7 @@ from tightrope_forms.rewrite.egraph import ClassId, EGraph, ENode, Facts, Spec
 Choice: TypeAlias = dict[ClassId, ENode]
 _MS: Final = 1e3
 _MIB: Final = 2.0**20
+_NEW: Final = 1e-6  # of a node that a rule made: of forms that cost the same, the one that came in
 
 
 class Weights(NamedTuple):
@@ -65,19 +66,38 @@ class Costs:
 
     def own(self, node: ENode) -> float:
         """What running a node costs, and what it keeps besides its inputs and its result."""
-        facts = self.facts[node]
-        return self.weights.seconds * facts.seconds * _MS + self.weights.mib * facts.own / _MIB
+        facts, new = self.facts[node], _NEW if node in self.graph.why else 0.0
+        return new + self.weights.seconds * facts.seconds * _MS + self.weights.mib * facts.own / _MIB
 
     def held(self, one: ClassId, node: ENode) -> float:
         """What keeping the value of a class costs, where a node makes it."""
         value = self.graph.values[one]
-        if not isinstance(value, Spec) or self.facts[node].view is not None or node[:2] == ("leaf", (node.args[0], True)):
+        if (
+            not isinstance(value, Spec)
+            or self.facts[node].view is not None
+            or node[:2] == ("leaf", (node.args[0], True))
+        ):
             return 0.0
         return self.weights.mib * value.bytes / _MIB
 
     def given(self) -> Choice:
-        """The form that came in: the first node of every class."""
-        return {one: next(iter(nodes)) for one, nodes in self.graph.nodes.items()}
+        """The form that came in: of every class the first node that does not need the class itself."""
+        choice: Choice = {}
+        left = dict.fromkeys(self.graph.nodes)
+        while left:
+            ready = [one for one in left if self._ready(one, choice, first=True)]
+            ready = ready or [one for one in left if self._ready(one, choice, first=False)][:1]
+            for one in ready:
+                choice[one] = next(n for n in self.graph.nodes[one] if self._made(n, choice))
+                del left[one]
+        return choice
+
+    def _made(self, node: ENode, choice: Choice) -> bool:
+        return all(self.graph.find(child) in choice for child in node.children)
+
+    def _ready(self, one: ClassId, choice: Choice, *, first: bool) -> bool:
+        nodes = list(self.graph.nodes[one])
+        return any(self._made(node, choice) for node in (nodes[:1] if first else nodes))
 
     def needed(self, choice: Choice) -> list[ClassId] | None:
         """List the classes that a choice needs, children first; None where it goes in a circle."""
@@ -95,7 +115,9 @@ class Costs:
             elif one not in state:
                 state[one] = 1
                 stack.append((one, True))
-                stack += [(child, False) for child in choice[one].children if state.get(self.graph.find(child)) != 2]
+                stack += [
+                    (child, False) for child in choice[one].children if state.get(self.graph.find(child)) != 2
+                ]
         return order
 
     def bytes(self, choice: Choice) -> Bytes:
@@ -128,7 +150,9 @@ class Costs:
         order = self.needed(choice)
         if order is None:
             return float("inf")
-        held = sum(self.weights.mib * self.graph.values[one].bytes / _MIB for one in self._keeps(choice, order))
+        held = sum(
+            self.weights.mib * self.graph.values[one].bytes / _MIB for one in self._keeps(choice, order)
+        )
         return sum(self.own(choice[one]) for one in order) + held
 
 
@@ -153,7 +177,12 @@ class _Program:
         import highspy
 
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
-        for name, value in (("output_flag", False), ("threads", 1), ("time_limit", seconds), ("mip_rel_gap", 1e-7)):
+        for name, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("time_limit", seconds),
+            ("mip_rel_gap", 1e-7),
+        ):
             highs.setOptionValue(name, value)
         num, none = len(self.costs), np.array([], np.int32)
         highs.addCols(num, np.array(self.costs), np.zeros(num), np.ones(num), 0, none, none, np.array([]))

@@ -70,6 +70,9 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise TightropeError(f"{type(model).__name__} cannot be exported: {said[0]:.200}") from error
     assert isinstance(made, fx.GraphModule)
+    for node in list(made.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:  # what an example has anyway
+            made.graph.erase_node(node)
     return made
 
 
@@ -195,7 +198,9 @@ def emitted(
     """Write a model down again, with a chosen form of every part; None = as it was."""
     graph, known = fx.Graph(), dict[fx.Node, Any]()
     graph.set_codegen(module.graph._codegen)
-    of_part = {node: (part, choice) for part, choice in zip(parts, choices, strict=True) for node in part.roots}
+    of_part = {
+        node: (part, choice) for part, choice in zip(parts, choices, strict=True) for node in part.roots
+    }
     known_classes: dict[int, dict[ClassId, Any]] = {}
 
     def value_of(node: fx.Node) -> Any:
@@ -209,7 +214,11 @@ def emitted(
         return known[node]
 
     def class_of(
-        part: Section, form: tuple[EGraph, Choice], one: ClassId, cache: dict[ClassId, Any], open_: set[ClassId]
+        part: Section,
+        form: tuple[EGraph, Choice],
+        one: ClassId,
+        cache: dict[ClassId, Any],
+        open_: set[ClassId],
     ) -> Any:
         chosen, choice = form
         one = chosen.find(one)

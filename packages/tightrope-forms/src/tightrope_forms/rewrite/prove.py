@@ -68,7 +68,9 @@ def prove(name: str, rule: Rule, *, times: int, seed: int = 0) -> float:
             far = max(_far(one, other) for one, other in zip(found, right, strict=True))
             worst = max(worst, far)
             if not far <= CLOSE:
-                raise TightropeError(f"The rule {name!r} is wrong by {far:.1e} on example {number} (seed {seed}).")
+                raise TightropeError(
+                    f"The rule {name!r} is wrong by {far:.1e} on example {number} (seed {seed})."
+                )
     return worst
 
 
@@ -77,7 +79,10 @@ def _results(graph: EGraph, root: ClassId, choice: Choice, leaves: dict[ClassId,
     wanted = [one for one in leaves.values() if one.requires_grad]
     back = torch.linspace(-1, 1, made.numel(), dtype=made.dtype).view_as(made)
     grads = torch.autograd.grad(made, wanted, back, allow_unused=True)
-    return [made, *(torch.zeros_like(x) if one is None else one for one, x in zip(grads, wanted, strict=True))]
+    return [
+        made,
+        *(torch.zeros_like(x) if one is None else one for one, x in zip(grads, wanted, strict=True)),
+    ]
 
 
 def _far(found: Tensor, right: Tensor) -> float:

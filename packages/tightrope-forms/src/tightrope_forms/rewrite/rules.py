@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import torch
+
 from tightrope_forms.rewrite.egraph import GETITEM, ClassId, EGraph, Rewrites, Spec, aten
 
 Draw: TypeAlias = Callable[..., ClassId]
@@ -96,7 +98,10 @@ def _classes(g: EGraph) -> list[ClassId]:
     return [one for one in g.nodes if isinstance(g.values[one], Spec)]
 
 
-@rule("x * sigmoid(x) = silu(x)", lambda g, d, r: g.make(_MUL, x := d(*_sizes(r)), g.make(aten.sigmoid.default, x)))
+@rule(
+    "x * sigmoid(x) = silu(x)",
+    lambda g, d, r: g.make(_MUL, x := d(*_sizes(r)), g.make(aten.sigmoid.default, x)),
+)
 def _silu(g: EGraph) -> Pairs:
     for one in _classes(g):
         for x, other in _products(g, one):
@@ -206,7 +211,9 @@ def _scaled_rms(g: EGraph) -> Pairs:
 def _attention_example(g: EGraph, d: Draw, r: random.Random) -> ClassId:
     b, h, t, s, width = _sizes(r, 5)
     q, k, v = d(b, h, t, width), d(b, h, s, width), d(b, h, s, width)
-    scores = g.make(aten.matmul.default, q, g.make(aten.transpose.int, k, *r.choice(((-1, -2), (-2, -1), (2, 3)))))
+    scores = g.make(
+        aten.matmul.default, q, g.make(aten.transpose.int, k, *r.choice(((-1, -2), (-2, -1), (2, 3))))
+    )
     scores = g.make(r.choice((_MUL, _DIV)), scores, r.choice((0.5, 0.125, 3.0)))
     scores = g.make(_ADD, scores, d(t, s, grad=False)) if r.random() < 0.5 else scores
     return g.make(aten.matmul.default, g.make(aten.softmax.int, scores, -1), v)
@@ -229,7 +236,9 @@ def _attention(g: EGraph) -> Pairs:
                 for scored, scale in _scaled(g, scores):
                     for _, (q, turned), _ in g.by(scored, aten.matmul.default):
                         for _, (k, first, second), _ in g.by(turned, aten.transpose.int):
-                            if {first % 4, second % 4} == {2, 3} and _shape(g, q)[:2] == _shape(g, k)[:2] == _shape(g, v)[:2]:
+                            if {first % 4, second % 4} == {2, 3} and _shape(g, q)[:2] == _shape(g, k)[
+                                :2
+                            ] == _shape(g, v)[:2]:
                                 made = g.make(_SDPA, q, k, v, mask, 0.0, False, scale=float(scale))
                                 yield [(one, made)]
 
@@ -294,7 +303,10 @@ def _add_turned(g: EGraph) -> Pairs:
             yield [(one, g.make(_ADD, given[1], given[0]))]
 
 
-@rule("(x a) b = x (a b)", lambda g, d, r: g.make(_MUL, g.make(_MUL, d(*_sizes(r)), r.random()), r.uniform(1, 2)))
+@rule(
+    "(x a) b = x (a b)",
+    lambda g, d, r: g.make(_MUL, g.make(_MUL, d(*_sizes(r)), r.random()), r.uniform(1, 2)),
+)
 def _scales(g: EGraph) -> Pairs:
     for one, (inner, second), _ in g.all_by(_MUL):
         if _number(second):
@@ -306,7 +318,8 @@ def _linears_example(g: EGraph, d: Draw, r: random.Random) -> ClassId:
     rows, width = _sizes(r)
     x, bias = d(rows, width), r.random() < 0.5
     made = [
-        g.make(_LINEAR, x, d(one, width), *([d(one)] if bias else [])) for one in (r.randint(1, 4) for _ in range(2))
+        g.make(_LINEAR, x, d(one, width), *([d(one)] if bias else []))
+        for one in (r.randint(1, 4) for _ in range(2))
     ]
     return g.make(_CAT, made, 1)
 
@@ -365,9 +378,20 @@ def _conv_sum(g: EGraph) -> Pairs:
                 grown = [(m - n) // 2 for m, n in zip(a, b, strict=True)]
                 fits = all(m - n == 2 * k >= 0 for m, n, k in zip(a, b, grown, strict=True))
                 centred = [p - q for p, q in zip(pa, pb, strict=True)] == grown
-                if xa != xb or sa != sb or (ba is None) != (bb is None) or not fits or not centred or wa == wb:
+                if (
+                    xa != xb
+                    or sa != sb
+                    or (ba is None) != (bb is None)
+                    or not fits
+                    or not centred
+                    or wa == wb
+                ):
                     continue
-                wide = g.make(aten.pad.default, wb, [grown[1], grown[1], grown[0], grown[0]]) if any(grown) else wb
+                wide = (
+                    g.make(aten.pad.default, wb, [grown[1], grown[1], grown[0], grown[0]])
+                    if any(grown)
+                    else wb
+                )
                 bias = None if ba is None else g.make(_ADD, ba, bb)
                 yield [(one, g.make(_CONV, xa, g.make(_ADD, wa, wide), bias, sa, pa))]
 
@@ -410,7 +434,9 @@ def _turned(g: EGraph) -> Pairs:
 
 def _views_example(g: EGraph, d: Draw, r: random.Random) -> ClassId:
     a, b, c = _sizes(r, 3)
-    return g.make(r.choice(_VIEWS), g.make(r.choice(_VIEWS), d(a, b, c), [a * b, c]), r.choice(([a, b, c], [c, a * b])))
+    return g.make(
+        r.choice(_VIEWS), g.make(r.choice(_VIEWS), d(a, b, c), [a * b, c]), r.choice(([a, b, c], [c, a * b]))
+    )
 
 
 @rule("reshape(reshape(x)) = reshape(x)", _views_example)
@@ -432,3 +458,13 @@ def _fold(g: EGraph) -> Pairs:
         for x, scale in _products(g, given[0]):
             if not named and len(_shape(g, scale)) == 1 and _shape(g, x)[-1:] == _shape(g, scale):
                 yield [(one, g.make(_LINEAR, x, g.make(_MUL, given[1], scale), *given[2:]))]
+
+
+_TO: Final = (aten.to.dtype, aten.to.dtype_layout)
+
+
+@rule("to(x, its type) = x", lambda g, d, r: g.make(aten.to.dtype, d(*_sizes(r)), torch.float64))
+def _typed(g: EGraph) -> Pairs:
+    for one, given, _ in g.all_by(*_TO):
+        if g.values[g.find(given[0])][::2] == g.values[one][::2]:
+            yield [(one, g.find(given[0]))]

@@ -1,0 +1,237 @@
+"""Rewriting: rules are proved, extraction is exact, models stay equal, and plans do not grow."""
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tightrope.cli import main
+from tightrope.core import TightropeError
+from tightrope_forms.rewrite import rewrite
+from tightrope_forms.rewrite.api import solve_part
+from tightrope_forms.rewrite.egraph import ClassId, EGraph, Spec, aten, saturate
+from tightrope_forms.rewrite.extract import Choice, Costs, Weights, extract
+from tightrope_forms.rewrite.front import Values, exported, sections
+from tightrope_forms.rewrite.prove import CLOSE, prove
+from tightrope_forms.rewrite.rules import RULES, Rule
+from tightrope_forms.rewrite.search import greedy, restarted
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_is_proved_forward_and_backward(name: str) -> None:
+    assert prove(name, RULES[name], times=8) <= CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_is_proved_a_thousand_times(name: str) -> None:
+    assert prove(name, RULES[name], times=1000, seed=1) <= CLOSE
+
+
+def test_planted_wrong_rules_are_caught() -> None:
+    def nearly(g: EGraph) -> Iterator[list[tuple[ClassId, ClassId]]]:  # right forward at 0 alone
+        for one, (x,), _ in g.all_by(aten.silu.default):
+            yield [(one, g.make(aten.gelu.default, x))]
+
+    def right_forward_alone(g: EGraph) -> Iterator[list[tuple[ClassId, ClassId]]]:
+        for one, (x,), _ in g.all_by(aten.silu.default):
+            yield [(one, g.make(aten.silu.default, g.make(aten.detach.default, x)))]
+
+    def silent(g: EGraph) -> Iterator[list[tuple[ClassId, ClassId]]]:
+        yield from ()
+
+    example = RULES["relu(relu(x)) = relu(x)"].example
+    silu = Rule(nearly, lambda g, d, r: g.make(aten.silu.default, d(3, r.randint(1, 4))))
+    for apply, said in (
+        (nearly, "is wrong by"),
+        (right_forward_alone, "is wrong by|does not require"),
+        (silent, "not apply"),
+    ):
+        with pytest.raises((TightropeError, RuntimeError), match=said):
+            prove("planted", silu._replace(apply=apply), times=3)
+    with pytest.raises(TightropeError, match="does not apply to its example 0"):
+        prove("planted", Rule(silent, example), times=1)
+
+
+def test_a_constant_that_is_off_is_no_gelu() -> None:
+    graph = EGraph()
+    x = graph.leaf(Spec((3,), (1,), torch.float64, True))
+    inner = graph.make(aten.erf.default, graph.make(aten.mul.Tensor, x, 0.7071))
+    graph.make(aten.mul.Tensor, graph.make(aten.mul.Tensor, x, 0.5), graph.make(aten.add.Tensor, inner, 1.0))
+    assert saturate(graph, {name: rule.apply for name, rule in RULES.items() if "gelu" in name})
+    assert not graph.applied
+
+
+def grown(seed: int) -> tuple[EGraph, ClassId]:
+    """Make a random term over products and sums of matrices, and saturate it."""
+    draw, graph = random.Random(seed), EGraph()
+    leaves = [
+        graph.leaf(Spec((6, 6), (6, 1), torch.float32, True), held=draw.random() < 0.5) for _ in range(3)
+    ]
+    pool = list(leaves)
+    for _ in range(5):
+        kind = draw.choice(("linear", "add", "matmul", "relu", "mul"))
+        one, two = draw.choice(pool), draw.choice(pool)
+        pool.append(
+            {
+                "linear": lambda a, b: graph.make(aten.linear.default, a, draw.choice(leaves)),
+                "add": lambda a, b: graph.make(aten.add.Tensor, a, b),
+                "matmul": lambda a, b: graph.make(aten.matmul.default, a, b),
+                "relu": lambda a, b: graph.make(aten.relu.default, a),
+                "mul": lambda a, b: graph.make(aten.mul.Tensor, a, graph.make(aten.sigmoid.default, a)),
+            }[kind](one, two)
+        )
+    root = graph.make(aten.cat.default, pool[-3:], 1)
+    saturate(graph, {name: rule.apply for name, rule in RULES.items()}, most_nodes=60, rounds=3)
+    return graph, graph.find(root)
+
+
+def cheapest(costs: Costs) -> float:
+    """Try every choice of a node for every class with several."""
+    several = [(one, list(nodes)) for one, nodes in costs.graph.nodes.items() if len(nodes) > 1]
+    given: Choice = costs.given()
+    names = [one for one, _ in several]
+    return min(
+        costs.of({**given, **dict(zip(names, nodes, strict=True))})
+        for nodes in itertools.product(*(nodes for _, nodes in several))
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("weights", [Weights(1, 0), Weights(1, 50), Weights(0.01, 1)])
+def test_extraction_is_that_of_brute_force_and_search_is_never_better(seed: int, weights: Weights) -> None:
+    graph, root = grown(seed)
+    costs = Costs(graph, [root], [], weights)
+    found = extract(costs)
+    assert found.status == "optimal"
+    assert found.cost == pytest.approx(costs.of(found.choice))
+    assert found.cost <= costs.of(costs.given()) + 1e-12
+    for _, cost in (greedy(costs), greedy(costs, alpha=1.05), restarted(costs, restarts=2)):
+        assert cost >= found.cost * (1 - 1e-6)
+    combinations = 1
+    for nodes in graph.nodes.values():
+        combinations *= len(nodes)
+    if combinations <= 3000:
+        assert found.cost == pytest.approx(cheapest(costs), rel=1e-6)
+
+
+class Swish(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+
+class Net(nn.Module):
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        layers = [
+            nn.Sequential(nn.Linear(48, 48), Swish(), nn.Linear(48, 48), nn.Dropout(0.1))
+            for _ in range(depth)
+        ]
+        self.layers, self.norm = nn.ModuleList(layers), nn.BatchNorm1d(48)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.norm(x).square().mean() * scale
+
+
+def test_a_model_is_rewritten_with_its_parameters_and_trains_alike() -> None:
+    torch.manual_seed(0)
+    model, x = Net(3), torch.randn(128, 48)
+    state = torch.get_rng_state()
+    found = rewrite(model, (x,), {"scale": 2.0})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.rules == {"x * sigmoid(x) = silu(x)": 3}
+    assert found.kept < found.kept_before
+    assert found.smallest[1] <= found.smallest[0]
+    assert found.solved[1] < found.solved[0], "blocks that are alike are solved once"
+    assert found.solved[2] == found.solved[1]
+    assert dict(found.model.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    for one, two in zip(found.model.parameters(), model.parameters(), strict=True):
+        assert one is two
+    for _ in range(2):  # buffers of the norm move, and dropout draws in the same order
+        torch.set_rng_state(state)
+        right = model(x, scale=2.0)
+        grads = torch.autograd.grad(right, list(model.parameters()))
+        torch.set_rng_state(state)
+        loss = found.model(x, scale=2.0)
+        torch.testing.assert_close(loss, right)
+        for one, two in zip(torch.autograd.grad(loss, list(model.parameters())), grads, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_without_a_smaller_form_is_returned_as_it_is() -> None:
+    class Plain(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu().sum()
+
+    model = Plain(8, 8)
+    found = rewrite(model, (torch.ones(2, 8),))
+    assert found.model is model
+    assert found.rules == {}
+
+
+def test_a_model_that_does_not_export_is_refused_by_name() -> None:
+    class Choosing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum() if x.sum() > 0 else x.mean()
+
+    with pytest.raises(TightropeError):
+        rewrite(Choosing(), (torch.ones(3, requires_grad=True),))
+
+
+def test_parts_are_proved_and_none_is_worse() -> None:
+    module = exported(Net(2), (torch.randn(4, 48),), {})
+    for part in sections(module, Values(module)):
+        if (solved := solve_part(part, Weights(1.0, 1.0))) is not None:
+            assert solved.found.status == "optimal"
+            assert solved.found.cost <= solved.costs.of(solved.costs.given())
+
+
+SCRIPT = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            x = x * torch.sigmoid(x)
+        return x.sum()
+
+
+def build():
+    return Net(), (torch.ones(128, 64),)
+"""
+
+
+def run(*given: str) -> int:
+    with pytest.raises(SystemExit) as leaving:
+        main(["plan", *given])
+    return int(leaving.value.code or 0)
+
+
+def test_the_command_plans_a_rewritten_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(SCRIPT)
+    totals = []
+    for option in ((), ("--rewrite",)):
+        assert run("net.py:build", "--budget", "100%", "--json", *option) == 0
+        said = capsys.readouterr()
+        totals.append(json.loads(said.out)["total_bytes"])
+    assert "rewrite: x * sigmoid(x) = silu(x) (3x)" in said.err
+    assert totals[1] < totals[0]
+    Path("graph.json").write_text("{}")
+    assert run("graph.json", "--budget", "100%", "--rewrite") == 2
+    assert "give FILE.py:FUNCTION" in " ".join(capsys.readouterr().err.split())
