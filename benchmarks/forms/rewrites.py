@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,17 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.forms.nets import NETS
+from benchmarks.forms.nets import NETS, Net
+from benchmarks.forms.terms import random_term
 from tightrope.capture import capture
 from tightrope.plan.api import plan
 from tightrope_forms.rewrite import rewrite
 from tightrope_forms.rewrite.api import solve_part
-from tightrope_forms.rewrite.extract import Weights
+from tightrope_forms.rewrite.extract import Costs, Weights, extract
 from tightrope_forms.rewrite.front import Values, exported, sections
 from tightrope_forms.rewrite.prove import prove
 from tightrope_forms.rewrite.rules import RULES
-from tightrope_forms.rewrite.search import greedy, restarted
+from tightrope_forms.rewrite.search import backtracked, restarted, steepest
 
 
 def proofs(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]:
@@ -33,37 +34,47 @@ def proofs(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]
 
 
 def searches(_: Path | None, console: Console, __: int) -> list[dict[str, Any]]:
-    """R2: extract the unlike parts of all nets; print peers' costs over ours."""
-    rows: list[dict[str, Any]] = []
-    for name, make in NETS.items():
-        torch.manual_seed(0)
-        model, args = make()
-        module = exported(model, args, {})
-        parts = {part.key: part for part in reversed(sections(module, Values(module)))}
-        for part in parts.values():
-            start = time.process_time()
-            solved = solve_part(part, Weights(1.0, 1.0))
-            if solved is None or not solved.graph.applied:
-                continue
-            costs, found, seconds = solved.costs, solved.found, time.process_time() - start
-            peers = {
-                "given": costs.of(costs.given()),
-                "greedy": greedy(costs)[1],
-                "backtracking": greedy(costs, alpha=1.05)[1],
-                "restarts": restarted(costs)[1],
-            }
-            row = {"net": name, "nodes": solved.graph.num_nodes, "status": found.status, "seconds": seconds}
-            rows.append({**row, **{peer: cost / found.cost for peer, cost in peers.items()}})
-    proved = sum(row["status"] == "optimal" for row in rows)
-    slowest, largest = max(row["seconds"] for row in rows), max(row["nodes"] for row in rows)
-    console.print(
-        f"{proved} of {len(rows)} parts proved optimal, of up to {largest} nodes, in {slowest:.1f} s"
-    )
-    for peer in ("given", "greedy", "backtracking", "restarts"):
-        ratios = [row[peer] for row in rows]
-        mean, low, high = math.exp(sum(map(math.log, ratios)) / len(ratios)), min(ratios), max(ratios)
-        console.print(f"{peer:<14} over ours: geometric mean {mean:.3f}x, {low:.3f}x to {high:.3f}x")
+    """R2: extract the unlike parts of all nets, and random terms; print peers' costs over ours."""
+    parts = [(name, part) for name, make in NETS.items() for part in _parts(make)]
+    terms = [("terms", random_term(seed, size)) for size in (8, 16, 32) for seed in range(8)]
+    rows = [_beside_search(name, costs) for name, costs in (*parts, *terms) if costs.graph.applied]
+    for what, inside in (
+        ("parts of nets", [row for row in rows if row["set"] != "terms"]),
+        ("random terms", rows[-len(terms) :]),
+    ):
+        proved = sum(row["status"] == "optimal" for row in inside)
+        slowest, largest = max(row["seconds"] for row in inside), max(row["nodes"] for row in inside)
+        console.print(
+            f"{what}: {proved} of {len(inside)} proved optimal, of up to {largest} nodes, in {slowest:.1f} s"
+        )
+        for peer in ("given", "greedy", "backtracking", "restarts"):
+            ratios = [row[peer] for row in inside]
+            mean, low, high = math.exp(sum(map(math.log, ratios)) / len(ratios)), min(ratios), max(ratios)
+            console.print(f"  {peer:<14} over ours: geometric mean {mean:.3f}x, {low:.3f}x to {high:.3f}x")
     return rows
+
+
+def _parts(make: Callable[[], Net]) -> list[Costs]:
+    torch.manual_seed(0)
+    model, args = make()
+    module = exported(model, args, {})
+    unlike = {part.key: part for part in sections(module, Values(module))}
+    solved = (solve_part(part, Weights(1.0, 1.0)) for part in unlike.values())
+    return [one.costs for one in solved if one is not None]
+
+
+def _beside_search(name: str, costs: Costs) -> dict[str, Any]:
+    start = time.process_time()
+    found = extract(costs)
+    seconds = time.process_time() - start
+    peers = {
+        "given": costs.of(costs.given()),
+        "greedy": steepest(costs)[1],
+        "backtracking": backtracked(costs)[1],
+        "restarts": restarted(costs, restarts=4)[1],
+    }
+    shares = {peer: cost / found.cost for peer, cost in peers.items()}
+    return {"set": name, "nodes": costs.graph.num_nodes, "status": found.status, "seconds": seconds, **shares}
 
 
 def trainings(_: Path | None, console: Console, __: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from tightrope_forms.rewrite.extract import Choice, Costs, Weights, extract
 from tightrope_forms.rewrite.front import Values, exported, sections
 from tightrope_forms.rewrite.prove import CLOSE, prove
 from tightrope_forms.rewrite.rules import RULES, Rule
-from tightrope_forms.rewrite.search import greedy, restarted
+from tightrope_forms.rewrite.search import backtracked, restarted, steepest
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -111,7 +111,7 @@ def test_extraction_is_that_of_brute_force_and_search_is_never_better(seed: int,
     assert found.status == "optimal"
     assert found.cost == pytest.approx(costs.of(found.choice))
     assert found.cost <= costs.of(costs.given()) + 1e-12
-    for _, cost in (greedy(costs), greedy(costs, alpha=1.05), restarted(costs, restarts=2)):
+    for _, cost in (steepest(costs), backtracked(costs), restarted(costs, restarts=2)):
         assert cost >= found.cost * (1 - 1e-6)
     combinations = 1
     for nodes in graph.nodes.values():

@@ -13,7 +13,6 @@ from tightrope.core import Graph, Machine, TightropeError
 from tightrope.core.plugins import absent, installed, loaded
 from tightrope.formats import Source, read_source
 
-
 REWRITES: Final = "tightrope.rewrites"
 """Group of entry points: functions of a model, its arguments by place and by name, and a budget as written.
 

@@ -206,7 +206,7 @@ class HypergraphConv(nn.Module):
         made = propagate(made, incidence, scales)
         return made if self.bias is None else made + self.bias
 
-    @torch.compiler.disable  # what it keeps is no part of a graph
+    @torch.compiler.disable  # type: ignore[untyped-decorator] # what it keeps is no part of a graph
     def _sorted(self, index: Tensor, num_vertices: int, num_edges: int | None) -> Incidence:
         """Sort an index, unless it is that of the last call and was not written to."""
         key = (index._version, num_vertices, num_edges)

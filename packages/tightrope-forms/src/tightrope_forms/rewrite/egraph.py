@@ -1,8 +1,8 @@
 """Many equal forms of one computation at once: classes of equal values, and the ops that make each.
 
-Idea        An e-node is an op with its options, over classes. A rule adds e-nodes and unites classes; nothing is
-            taken away, so no order of rules matters. What an op keeps for its backward is not in a table: the op
-            runs on tensors without numbers, and what autograd saves is looked at.
+Idea        An e-node is an op with its options, over classes. A rule adds e-nodes and unites classes. Nothing
+            is taken away, so no order of rules matters. What an op keeps for its backward is in no table: the
+            op runs on tensors without numbers, and what autograd saves is looked at.
 Source      equality saturation (Tate et al., POPL 2009), egg (POPL 2021); tensors as in tensat (MLSys 2021)
 Guarantee   Equal nodes are one node. A class holds values of one shape and type.
 Complexity  A rebuild is linear in the nodes; rebuilds end when nothing is united any more.
@@ -121,13 +121,14 @@ def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
     """
     saved: list[Tensor] = []
 
-    def pack(one: Tensor) -> None:
+    def pack(one: Tensor) -> Tensor:
         saved.append(one)
+        return one
 
     with fakes():
         inputs = [_made(one) for one in given]
         try:
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
                 made = call(op, args, inputs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise TightropeError(

@@ -1,9 +1,10 @@
 """Choose the cheapest form out of an e-graph: an integer program, proved optimal.
 
-Idea        One node for every class that is needed; each is paid once, so sharing counts, and so does a value
+Idea        One node for every class that is needed. Each is paid once, so sharing counts, and so does a value
             that several ops keep for their backwards. Costs are time, and bytes kept times a weight.
 Source      tensat (MLSys 2021), which found tree costs and greedy choices to return the input
-Guarantee   `status` is "optimal" where HiGHS proved it. The choice is acyclic, and never worse than the input.
+Guarantee   `Extracted.status` is "optimal" where HiGHS proved it. A choice has no circle, and is never worse
+            than the input.
 Complexity  Exponential at worst; a second for hundreds of nodes. Order variables only inside of circles.
 Gaps        A view that is kept counts as what it looks into; bytes in flight are left to the planner.
 """
@@ -124,9 +125,10 @@ class Costs:
         """Count the bytes that a choice keeps for its backward."""
         order = self.needed(choice)
         assert order is not None
-        own = sum(self.facts[choice[one]].own for one in order)
+        own: Bytes = sum(self.facts[choice[one]].own for one in order)
         values = [self.graph.values[one] for one in self._keeps(choice, order)]
-        return own + sum(value.bytes for value in values)
+        own += sum(value.bytes for value in values)
+        return own
 
     def _keeps(self, choice: Choice, order: list[ClassId]) -> set[ClassId]:
         """List classes whose values are kept, views resolved, without leaves that others hold."""
@@ -140,17 +142,15 @@ class Costs:
             while (view := self.facts[choice[one]].view) is not None:
                 one = find(choice[one].children[view])
             bases.add(one)
-        return {
-            one for one in bases
-            if isinstance(self.graph.values[one], Spec) and not (choice[one].op == "leaf" and choice[one].args[1])
-        }  # fmt: skip
+        held = {one for one in bases if choice[one].op == "leaf" and choice[one].args[1]}
+        return {one for one in bases - held if isinstance(self.graph.values[one], Spec)}
 
     def of(self, choice: Choice) -> float:
         """Price a choice; infinite where it goes in a circle."""
         order = self.needed(choice)
         if order is None:
             return float("inf")
-        held = sum(
+        held: float = sum(
             self.weights.mib * self.graph.values[one].bytes / _MIB for one in self._keeps(choice, order)
         )
         return sum(self.own(choice[one]) for one in order) + held
@@ -258,7 +258,7 @@ def _choose_rows(costs: Costs, program: _Program, classes: list[ClassId], node_a
 
 
 def _keep_rows(costs: Costs, program: _Program, node_at: dict[Any, int], kept_at: dict[ClassId, int]) -> None:
-    """A value that a node keeps is kept, or what it looks into; the node that makes it decides what it costs."""
+    """A value that a node keeps is kept, or what it looks into; who makes it decides what it costs."""
     find = costs.graph.find
     for one in costs.kept & set(kept_at):
         program.at_least(1.0, {kept_at[one]: 1.0})

@@ -1,8 +1,8 @@
 """The table of rules: what equals what, on which condition, and an example to prove it on.
 
-A rule takes an `EGraph` and yields what it found: pairs of a class and its equal. Its example makes the left
-side, of random sizes and options, of leaves that it draws: `tightrope_forms.rewrite.prove` applies the rule to
-it and compares numbers. Rules hold for numbers that are no ties and not NaN, up to rounding.
+A rule takes an `EGraph` and yields what it found: pairs of a class and its equal. Its example makes the
+left side, of random sizes and options. `tightrope_forms.rewrite.prove` applies the rule to it.
+Rules hold up to rounding, for numbers that are no ties and not NaN.
 """
 
 import math
@@ -331,7 +331,7 @@ def _linears(g: EGraph) -> Pairs:
         if not named and not any(True for _ in g.by(one, GETITEM)):
             found.setdefault((given[0], len(given)), []).append((one, given))
     for (x, num), group in found.items():
-        group = list({one: given for one, given in group}.items())
+        group = list(dict(group).items())
         if len(group) > 1:
             joined = [g.make(_CAT, [given[at] for _, given in group], 0) for at in range(1, num)]
             whole = g.make(_LINEAR, x, *joined)
