@@ -87,21 +87,25 @@ KINDS: Final[dict[str, str]] = {
         ("save", "size", "bytes_limit", "capacity", "arena", "page_rate", "device_bytes"), "bytes"
     ),
     **dict.fromkeys(("ram", "rom", "flash", "stack", "wire_limit"), "bytes"),
-    **dict.fromkeys(("output", "page", "svg", "drawing", "save_graph", "save_plan", "perfetto"), "output"),
+    **dict.fromkeys(
+        ("output", "page", "pin", "svg", "drawing", "save_graph", "save_plan", "perfetto"), "output"
+    ),
     **dict.fromkeys(("snapshot", "torchtitan"), "output"),
     **dict.fromkeys(("planner", "order", "net", "optimizer", "mode", "rule", "predict", "policy"), "word"),
     **dict.fromkeys(("rules", "scenario", "objective", "core", "block", "filter", "split", "loss"), "word"),
-    **dict.fromkeys(("method", "without", "protection", "largest", "weight", "study", "precision", "first"), "word"),
+    **dict.fromkeys(
+        ("method", "without", "protection", "largest", "weight", "study", "precision", "accept"), "word"
+    ),
     **dict.fromkeys(("batch", "seq", "ranges"), "numbers"),
     **dict.fromkeys(("seconds", "noise_sd", "prior_sd", "tolerance", "confidence", "pause"), "float"),
     **dict.fromkeys(("hours", "hours_limit", "joules_limit", "able_limit", "error_limit"), "float"),
     **dict.fromkeys(("sigma", "compress", "horizon", "at_least", "joules", "window", "cutoff"), "float"),
-    **dict.fromkeys(("ms", "mhz", "rate", "epsilon", "hold_out"), "float"),
+    **dict.fromkeys(("ms", "mhz", "rate", "epsilon", "alpha", "hold_out"), "float"),
     **dict.fromkeys(("seed", "steps", "top", "ranks", "pipeline", "micro_batches", "devices"), "whole"),
     **dict.fromkeys(("samples", "cohort", "concurrency", "machines", "since", "device", "moves"), "whole"),
     **dict.fromkeys(("fft", "bands", "num_trees", "depth", "leaves", "bins", "key_bits", "order"), "whole"),
     **dict.fromkeys(("instructions", "min_rows", "stop", "tensor", "context"), "whole"),
-    **dict.fromkeys(("tokens", "dim", "hidden", "experts", "k", "rows", "features"), "whole"),
+    **dict.fromkeys(("tokens", "dim", "hidden", "experts", "k", "rows", "images"), "whole"),
     "budget": "budget",
     "machine": "machine",
     "cache": "folder",
@@ -124,6 +128,9 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
     ("streams", "machine"): "word",
     ("jobs", "capacity"): "numbers",
     ("place-tasks", "policy"): "file",
+    ("parity", "data"): "folder",
+    ("parity", "against"): "word",
+    ("parity", "batch"): "whole",
     ("micro compile", "output"): "folder",
     ("micro dsp", "output"): "folder",
     ("micro tune", "output"): "folder",
@@ -131,7 +138,7 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
 }
 FINE: Final = {
     ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
-    ("select", "study", ""), ("place-tasks", "without", ""), ("tables plan", "without", ""),
+    ("select", "study", ""), ("place-tasks", "without", ""), ("parity", "accept", ""),
 }  # fmt: skip
 
 

@@ -24,6 +24,13 @@ import torch
 def build():
     return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4))), torch.ones(2, 8)
 """,
+    "photos.py": """
+import torch
+
+
+def build():
+    return torch.nn.Flatten(), lambda path: torch.ones(3, 2, 2)
+""",
     "syntax.py": "import torch\n\ndef build(:\n    return 1\n",
     "absent.py": "import no_such_package_at_all\n\ndef build():\n    return 1\n",
     "raises.py": "def build():\n    raise ValueError('no data here')\n",
@@ -49,6 +56,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "micro ingest": {"paths": "@recordings", "output": "@new.npz", "key_file": "@key"},
     "micro profile": {"folder": "@dsp"},
     "micro tune": {"data": "@data.npz", "output": "@new"},
+    "parity": {"target": "@photos.py:build", "data": "@photos", "against": "eager"},
     "place": {"file": "@buffers.csv", "capacity": "1MiB"},
     "place-tasks": {"graph": "@tasks.json", "cluster": "@devices.toml"},
     "plan": {"graph": "@step.graph.json", "budget": "8GiB"},
@@ -95,6 +103,8 @@ def make_files(folder: Path, *, small: bool) -> None:
     """Write the good files of all commands, those that take torch by a process of its own, unless small."""
     for name, text in {**TABLES, **SCRIPTS}.items():
         (folder / name).write_text(text)
+    (folder / "photos").mkdir()
+    (folder / "photos" / "one.jpg").write_bytes(b"\xff\xd8")
     package = folder / "site" / "small-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Name: small\nVersion: 1.0\n\n")

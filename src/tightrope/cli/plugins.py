@@ -47,6 +47,7 @@ KNOWN: Final = {
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
     "lock": PluginCommand("verify", "Write down what an environment holds."),
     "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),
+    "parity": PluginCommand("differ", "Find what differs between a model as trained and as run."),
     "place": PluginCommand("planners", "Place the buffers of a file at addresses."),
     "place-tasks": PluginCommand("assign", "Place tasks that wait for each other."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),

@@ -1,0 +1,1 @@
+"""What this plug-in finds, as plain values."""
