@@ -74,6 +74,7 @@ _QUESTIONS = {
     "micro_workflow": _of_plugin("micro", "workflow"),
     "assign": _of_plugin("assign"),
     "compress": _of_plugin("compress"),
+    "differ": _of_plugin("differ"),
     "fabric": _of_plugin("fabric"),
     "evict": _of_plugin("evict"),
     "experts": _of_plugin("experts"),

@@ -28,8 +28,8 @@ def _layer(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
 def pooled() -> nn.Module:
     """A stem with pooling as in ResNet."""
     return nn.Sequential(
-        *_layer(3, 16, 2), nn.MaxPool2d(3, 2, 1), *_layer(16, 32), *_layer(32, 48, 2), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(48, 10),
+        *_layer(3, 16, 2), nn.MaxPool2d(3, 2, 1), *_layer(16, 32), *_layer(32, 48, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def wide() -> nn.Module:
     )  # fmt: skip
 
 
-def trained(make: Callable[[], nn.Module], folder: Path, *, epochs: int = 6, seed: int = 0) -> nn.Module:
+def trained(make: Callable[[], nn.Module], folder: Path, *, epochs: int = 14, seed: int = 0) -> nn.Module:
     """Train a net on the pictures of a folder."""
     torch.manual_seed(seed)
     classes = sorted(os.listdir(folder))
@@ -50,10 +50,10 @@ def trained(make: Callable[[], nn.Module], folder: Path, *, epochs: int = 6, see
     labels = torch.tensor([label for _, label in files])
     net = make()
     optimizer = torch.optim.AdamW(net.parameters(), lr=4e-3, weight_decay=1e-2)
-    steps = epochs * (len(files) // 64)
+    steps = epochs * (len(files) // 32)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=steps)
     for step in range(steps):
-        rows = torch.randint(len(files), (64,))
+        rows = torch.randint(len(files), (32,))
         batch = inputs[rows].flip(3) if step % 2 else inputs[rows]
         loss = nn.functional.cross_entropy(net(batch), labels[rows])
         optimizer.zero_grad()

@@ -1,6 +1,6 @@
 """Pictures like photographs, with a class each, made from noise with the spectrum of photographs.
 
-No network and no data set: backgrounds have 1/f amplitudes, colours that go together, light from one side;
+No network, no data set: backgrounds have 1/f amplitudes, colours that go together, light from one side;
 before them lies one of ten shapes with its own texture. Fine textures alias when they are resized carelessly,
 as fabrics and leaves do.
 """
@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 HIGH, WIDE = 120, 160
-CLASSES: Final = ("cross", "diamond", "disc", "dots", "grid", "ring", "slats", "square", "stripes", "triangle")
+CLASSES: Final = (
+    "cross", "diamond", "disc", "dots", "grid", "ring", "slats", "square", "stripes", "triangle",
+)  # fmt: skip
 
 
 @cache
-def _backgrounds(num: int = 64) -> NDArray[np.float32]:
+def _backgrounds(num: int = 32) -> NDArray[np.float32]:
     """Fields with amplitudes of 1/f, between -1 and 1."""
     rng = np.random.default_rng(7)
     high, wide = 2 * HIGH, 2 * WIDE
@@ -31,17 +33,18 @@ def _shape(name: str, u: NDArray[Any], v: NDArray[Any], period: float) -> NDArra
     """How much of a shape covers each place: 0 to 1; u and v are in units of its radius."""
     far, box = np.hypot(u, v), np.maximum(abs(u), abs(v))
     inside = np.clip((1 - far) * 12, 0, 1)
-    waves = {
-        "stripes": np.sin(u / period), "slats": np.sin(v / period), "grid": np.sin(u / period) * np.sin(v / period),
-        "dots": (np.cos(u / period) + np.cos(v / period)) - 0.6,
-    }  # fmt: skip
-    if name in waves:
-        return inside * (0.5 + 0.5 * np.clip(3 * waves[name], -1, 1))
+    if name in ("stripes", "slats", "grid", "dots"):
+        across, down = np.sin(u / period), np.sin(v / period)
+        wave = {"stripes": across, "slats": down, "grid": across * down, "dots": across + down - 0.6}[name]
+        return inside * (0.5 + 0.5 * np.clip(3 * wave, -1, 1))
+    if name in ("disc", "ring"):
+        return np.clip(0.5 - 8 * (far - 1 if name == "disc" else abs(far - 0.75) - 0.25), 0, 1)
     edges = {
-        "cross": np.maximum(box - 1, np.minimum(abs(u), abs(v)) - 0.28), "diamond": abs(u) + abs(v) - 1,
-        "disc": far - 1, "ring": abs(far - 0.75) - 0.25, "square": box - 0.8,
+        "cross": np.maximum(box - 1, np.minimum(abs(u), abs(v)) - 0.28),
+        "diamond": abs(u) + abs(v) - 1,
+        "square": box - 0.8,
         "triangle": np.maximum(v - 0.7, 1.8 * abs(u) - v - 0.9),
-    }  # fmt: skip
+    }
     return np.clip(0.5 - edges[name] * 8, 0, 1)
 
 
@@ -52,16 +55,18 @@ def picture(seed: int) -> tuple[NDArray[np.uint8], int]:
     fields = _backgrounds()
     top, left = rng.integers(0, HIGH), rng.integers(0, WIDE)
     chosen = [fields[rng.integers(len(fields))][top : top + HIGH, left : left + WIDE] for _ in range(3)]
-    mix = rng.normal(size=(3, 3)) * 0.35 + 0.8
+    mix = (rng.normal(size=(3, 3)) * 0.35 + 0.8).astype(np.float32)
     light = np.linspace(-1, 1, WIDE)[None, :] * rng.normal() * 0.15
-    paper = 0.5 + rng.normal(size=3) * 0.12 + np.tensordot(np.stack(chosen, -1), mix, 1) * 0.45 + light[..., None]
-    y, x = np.mgrid[:HIGH, :WIDE]
-    radius, turn = rng.uniform(14, 40), rng.uniform(-0.25, 0.25)
+    paper = 0.5 + rng.normal(size=3) * 0.12 + light[..., None]
+    paper = paper + np.tensordot(np.stack(chosen, -1), mix, 1) * 0.28
+    y, x = np.mgrid[:HIGH, :WIDE].astype(np.float32)
+    radius, turn = rng.uniform(24, 48), rng.uniform(-0.25, 0.25)
     dy, dx = (y - HIGH * rng.uniform(0.35, 0.65)) / radius, (x - WIDE * rng.uniform(0.3, 0.7)) / radius
     u, v = dx * np.cos(turn) + dy * np.sin(turn), dy * np.cos(turn) - dx * np.sin(turn)
-    cover = _shape(CLASSES[label], u, v, rng.uniform(0.7, 1.6) / radius * 1.2)[..., None] * rng.uniform(0.25, 0.9)
-    ink = np.clip(0.5 + rng.normal(size=3) * 0.35, 0, 1)
-    whole = paper * (1 - cover) + ink * cover + rng.normal(size=paper.shape) * 0.02
+    cover = _shape(CLASSES[label], u, v, rng.uniform(1.6, 3.2) / radius)[..., None]
+    cover = cover * rng.uniform(0.6, 1)
+    ink = rng.uniform(0, 1, 3) ** rng.choice((0.3, 3))
+    whole = paper * (1 - cover) + ink * cover + rng.standard_normal(paper.shape, np.float32) * 0.02
     return np.clip(np.rint(whole * 255), 0, 255).astype(np.uint8), label
 
 

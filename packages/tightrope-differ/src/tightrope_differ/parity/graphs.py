@@ -29,7 +29,7 @@ _CEIL: Final[dict[Any, int]] = {
     _ATEN.avg_pool3d.default: 4,
 }
 """Position of ``ceil_mode``."""
-_POOL_DEFAULTS: Final[dict[int, tuple[Any, ...]]] = {6: (None, None, [], 0, 1, False), 5: (None, None, [], 0, False)}
+_AFTER: Final = {5: ([], 0, 1, False), 4: ([], 0, False)}
 _WHOLE: Final = (0, 2**63 - 1)
 
 
@@ -97,8 +97,8 @@ def _ceil(node: fx.Node) -> bool:
     at = _CEIL.get(node.target)
     if at is None:
         return False
-    defaults = _POOL_DEFAULTS[6 if at == 5 else 5]
-    args = [*node.args, *defaults[len(node.args) :]]
+    given: tuple[Any, ...] = node.args
+    args = [*given, *_AFTER[at][len(given) - 2 :]] if len(given) > 1 else [*given]
     args[at] = not args[at]
     node.args = tuple(args)
     return True

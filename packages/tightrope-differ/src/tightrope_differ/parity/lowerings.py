@@ -127,12 +127,14 @@ class OnnxCall:
             self.session.run(self.names, {self.name: part.contiguous().numpy()})
             for part in torch.split(whole, size)
         ]
-        one = len(parts) == 1
-        return tuple(
-            torch.from_numpy(
-                np.asarray(found[0] if one else np.concatenate(found))[: len(batch) if not one else None]
-            )
+        values = (
+            np.concatenate(found)
+            if len(parts) > 1 and found[0].shape[:1] == (size,)
+            else np.asarray(found[0])
             for found in zip(*parts, strict=True)
+        )
+        return tuple(
+            torch.from_numpy(v[: len(batch)] if v.shape[:1] == whole.shape[:1] else v) for v in values
         )
 
 

@@ -176,7 +176,7 @@ def pin_net(net: ImageNet, paths: Sequence[Path], places: CallPlaces) -> PinnedN
         weights = (pillow_weights(shape[0], high, method), pillow_weights(shape[1], wide, method))
         shape = (high, wide)
     elif not any(call.kind == DECODE for call in calls):
-        raise TightropeError(f"{net.name!r} decodes by neither Pillow nor OpenCV: use one.")
+        raise TightropeError(f"{net.name!r} decodes by neither Pillow nor OpenCV.")
     found = _identified(net, first, shape, places, resized=bool(resizes))
     pinned = PinnedNet(net.net, *found, weights).eval()
     if not _equal(pinned, net, first, pixels):
