@@ -91,7 +91,7 @@ def s1() -> list[Row]:
     report = _compare(given, ",".join((*DIFFERENT, *SAME)), photos(NUM_PAIRS))
     found = {one.name: one for one in report.differences}
     said = ", ".join(
-        f"{one.name} {one.flips} flips (p {one.adjusted:.1g}), {one.largest / report.floor:.0f} times the null"
+        f"{one.name} {one.flips} flips (p {one.adjusted:.1g}), {one.largest / report.floor:.0f} nulls"
         for one in map(found.__getitem__, DIFFERENT)
     )
     same = ", ".join(f"{name} {found[name].status}, {found[name].flips} flips" for name in SAME)
@@ -187,8 +187,8 @@ def s3() -> list[Row]:
     missed = ", ".join(one.name for one in PLANTED if one.name not in right) or "none"
     return [
         Row("S3", "0 flips over all host lowerings of the pinned pipeline",
-            f"{flips} over {len(judged)} lowerings of {report.images} images, whose pixels have the bits of the "
-            f"user's function; resizes alone changed up to {was} answers before; not run: "
+            f"{flips} over {len(judged)} lowerings of {report.images} images, with the "
+            f"bits of the user's pixels; resizes alone changed up to {was} answers before; not run: "
             f"{', '.join(stopped) or 'none'}", flips == 0 and len(judged) >= 8),
         Row("S3", f"the parting op of >= 28 of 30 planted differences ({len(PLANTED)} here)",
             f"{len(right)}; missed: {missed}", len(right) * 30 >= 28 * len(PLANTED)),

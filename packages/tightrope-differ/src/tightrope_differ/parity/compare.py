@@ -343,7 +343,8 @@ class Comparison:
         found, noise = track.found, IMAGE_NOISES.get(track.found.name)
         rows, made = [], []
         net = track.other or self.reference
-        with self.places.using(noise.swap) if noise else nullcontext(), self.places.watched() as calls:
+        watched = self.places.watched() if noise and not found.line else nullcontext([])
+        with self.places.using(noise.swap) if noise else nullcontext(), watched as calls:
             for row, path in enumerate(paths):
                 try:
                     made.append(net.sample(path))

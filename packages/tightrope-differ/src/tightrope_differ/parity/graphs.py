@@ -6,6 +6,7 @@ Gaps        Boxes are found where a width is x2 - x1 of one tensor with four col
 """
 
 import copy
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -67,7 +68,8 @@ def located(node: fx.Node) -> LocatedOp:
     """Tell where a node comes from."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     where = f" in {modules[-1][0]}" if modules and modules[-1][0] else ""
-    target = str(node.target).removesuffix(".default")
+    made = node.args[0] if node.target is operator.getitem else node
+    target = str(getattr(made, "target", node.target)).removesuffix(".default")
     return LocatedOp(node.name, f"{target}{where}", line_of(node.meta.get("stack_trace", "")))
 
 

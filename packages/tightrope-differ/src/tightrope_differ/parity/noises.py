@@ -41,7 +41,8 @@ def decode_pillow(data: bytes, grey: bool) -> Pixels:
     """Decode as Pillow does."""
     from PIL import Image
 
-    return np.array(Image.open(io.BytesIO(data)).convert("L" if grey else "RGB"))
+    with Image.open(io.BytesIO(data)) as image:
+        return np.array(image.convert("L" if grey else "RGB"))
 
 
 def decode_opencv(data: bytes, grey: bool) -> Pixels:
@@ -75,7 +76,8 @@ def upright(data: bytes, pixels: Pixels) -> Pixels:
     """Turn pixels as the orientation of EXIF says."""
     from PIL import Image
 
-    turn = Image.open(io.BytesIO(data)).getexif().get(_ORIENTATION, 1)
+    with Image.open(io.BytesIO(data)) as image:
+        turn = image.getexif().get(_ORIENTATION, 1)
     if turn in (2, 4, 5, 7):
         pixels = np.fliplr(pixels)
     if turns := {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}.get(turn, 0):

@@ -147,7 +147,8 @@ def pixels_of(path: str) -> NDArray[np.uint8]:
     """Decode an image as a pinned graph takes it: RGB, by Pillow."""
     from PIL import Image
 
-    return np.array(Image.open(path).convert("RGB"))
+    with Image.open(path) as image:
+        return np.array(image.convert("RGB"))
 
 
 def pin_net(net: ImageNet, paths: Sequence[Path], places: CallPlaces) -> PinnedNet:
@@ -190,7 +191,7 @@ def _method(resizes: Sequence[PlaceCall], pixels: NDArray[np.uint8], name: str) 
     call = resizes[0]
     if len(resizes) > 1 or call.library != "Pillow":
         raise TightropeError(
-            f"{name!r} resizes by {call.library} at {call.line}, {len(resizes)} times: pin one resize of Pillow."
+            f"{name!r} resizes {len(resizes)} times, by {call.library} at {call.line}: pin one of Pillow."
         )
     resample, box = call.how
     if box is not None or not np.array_equal(np.asarray(call.given), pixels):
@@ -207,7 +208,7 @@ def _identified(
     table: NDArray[Any] | None = None
     channels: list[int] = []
     corner = size = (0, 0)
-    for _ in range(_ROUNDS):
+    for drawing in range(_ROUNDS):
         drawn = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
         given = partial(_given, drawn)
         swap = ImageSwap(resize=given) if resized else ImageSwap(decode=given)
@@ -218,10 +219,13 @@ def _identified(
             corner, channels = _source(drawn, made, net.name)
             table = np.full((len(made), 256), np.nan, made.dtype)
         for at, channel in enumerate(channels):
-            table[at, _part(drawn, corner, size, channel)] = made[at]
-            if not np.array_equal(table[at, _part(drawn, corner, size, channel)], made[at]):
+            part = _part(drawn, corner, size, channel)
+            known = table[at, part]
+            table[at, part] = made[at]
+            changed = ~np.isnan(known) & (known != made[at])
+            if changed.any() or not np.array_equal(table[at, part], made[at]):
                 raise _refusal(net.name)
-        if not np.isnan(table).any():
+        if drawing and not np.isnan(table).any():  # one picture may hide what depends on all of it
             return table, channels, corner, size
     raise _refusal(net.name)
 

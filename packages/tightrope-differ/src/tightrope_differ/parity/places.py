@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -63,11 +64,13 @@ def user_line(frame: FrameType | None) -> str:
     return "" if frame is None else f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+@cache
 def is_foreign(file: str) -> bool:
     """Tell whether a file belongs to Python, to what is installed, or to us."""
     return file.startswith(("<", *_FOREIGN)) or "site-packages" in file
 
 
+@cache
 def short(file: str) -> str:
     """Name a file from the current folder, where it lies there."""
     path = Path(file)
@@ -133,34 +136,33 @@ class CallPlaces:
         if self.calls is not None:
             self.calls.append(PlaceCall(kind, library, user_line(sys._getframe(2)), given, made, how))
 
-    def _decoded(self, data: bytes, grey: bool) -> Pixels | None:
-        """Decode by what is in force; None where it is the library itself."""
-        swap = self.swap
-        if not data.startswith(b"\xff\xd8") or (swap.decode is None and swap.colour is None):
-            return None
-        with self.using(ImageSwap()):
-            from tightrope_differ.parity.noises import decode_pillow
+    def _decodes(self) -> bool:
+        """Tell whether something answers in place of decoders."""
+        return self.swap.decode is not None or self.swap.colour is not None
 
+    def _decoded(self, data: bytes, grey: bool) -> Pixels:
+        from tightrope_differ.parity.noises import decode_pillow
+
+        swap = self.swap
+        with self.using(ImageSwap()):
             pixels = (swap.decode or decode_pillow)(data, grey)
             return pixels if swap.colour is None or pixels.ndim == 2 else swap.colour(pixels)
 
     def _pil_open(self, original: Any) -> Any:
         def open(fp: Any, *args: Any, **kwargs: Any) -> Any:
             image = original(fp, *args, **kwargs)
-            if image.format == "JPEG" and image.mode in ("L", "RGB"):
+            if self._decodes() and image.format == "JPEG" and image.mode in ("L", "RGB"):
+                from PIL import Image
+
+                old = image
                 if hasattr(fp, "read"):
-                    at = fp.tell()
                     fp.seek(0)
                     data = fp.read()
-                    fp.seek(at)
                 else:
+                    old.close()
                     data = Path(fp).read_bytes()
-                pixels = self._decoded(data, image.mode == "L")
-                if pixels is not None:
-                    from PIL import Image
-
-                    old, image = image, Image.fromarray(pixels)
-                    image.info, image.format = old.info, old.format
+                image = Image.fromarray(self._decoded(data, old.mode == "L"))
+                image.info, image.format = old.info, old.format
             self._say(DECODE, "Pillow", None, image)
             return image
 
@@ -186,11 +188,8 @@ class CallPlaces:
     def _cv_read(self, original: Any) -> Any:
         def imread(filename: Any, flags: Any = 1, *args: Any) -> Any:
             made = original(filename, flags, *args)
-            if (
-                made is not None
-                and (swapped := self._cv_pixels(Path(filename).read_bytes(), flags)) is not None
-            ):
-                made = swapped
+            if made is not None and self._decodes():
+                made = self._cv_pixels(Path(filename).read_bytes(), flags, made)
             self._say(DECODE, "OpenCV", None, made)
             return made
 
@@ -199,19 +198,20 @@ class CallPlaces:
     def _cv_decode(self, original: Any) -> Any:
         def imdecode(buf: Any, flags: Any, *args: Any) -> Any:
             made = original(buf, flags, *args)
-            if made is not None and (swapped := self._cv_pixels(bytes(buf), flags)) is not None:
-                made = swapped
+            if made is not None and self._decodes():
+                made = self._cv_pixels(bytes(buf), flags, made)
             self._say(DECODE, "OpenCV", None, made)
             return made
 
         return imdecode
 
-    def _cv_pixels(self, data: bytes, flags: int) -> Pixels | None:
+    def _cv_pixels(self, data: bytes, flags: int, made: Any) -> Any:
         """Decode as OpenCV would: blue first, turned upright unless the flags say no."""
-        if flags & ~128 not in (0, 1) or (pixels := self._decoded(data, not flags & 1)) is None:
-            return None
         from tightrope_differ.parity.noises import upright
 
+        if flags & ~128 not in (0, 1) or not data.startswith(b"\xff\xd8"):
+            return made
+        pixels = self._decoded(data, not flags & 1)
         if not flags & 128:
             pixels = upright(data, pixels)
         return np.ascontiguousarray(pixels[..., ::-1] if pixels.ndim == 3 else pixels)

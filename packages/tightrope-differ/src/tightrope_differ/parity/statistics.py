@@ -10,7 +10,6 @@ Gaps        Images are taken as independent: frames of one video are not.
 """
 
 from collections.abc import Sequence
-from math import comb
 
 
 def mcnemar(one_way: int, other_way: int) -> float:
@@ -25,7 +24,10 @@ def mcnemar(one_way: int, other_way: int) -> float:
         (0.0078125, 1.0)
     """
     total = one_way + other_way
-    tail = sum(comb(total, k) for k in range(min(one_way, other_way) + 1))
+    tail = term = 1
+    for k in range(min(one_way, other_way)):
+        term = term * (total - k) // (k + 1)
+        tail += term
     return min(1.0, 2 * tail / (1 << total))
 
 
