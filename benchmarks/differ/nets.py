@@ -57,7 +57,7 @@ def trained(make: Callable[[], nn.Module], folder: Path, *, epochs: int = 14, se
         batch = inputs[rows].flip(3) if step % 2 else inputs[rows]
         loss = nn.functional.cross_entropy(net(batch), labels[rows])
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
     return net.eval()

@@ -81,9 +81,9 @@ def net(make: Callable[[], nn.Module]) -> nn.Module:
     return trained(make, made)
 
 
-def _compare(given: ImageNet, asked: str, data: Path, **knobs: int) -> ParityReport:
+def _compare(given: ImageNet, asked: str, data: Path) -> ParityReport:
     with CallPlaces() as places:
-        return Comparison(given, asked_for(asked), {}, places, ParityOptions(**knobs)).run(*images_in(data))
+        return Comparison(given, asked_for(asked), {}, places, ParityOptions()).run(*images_in(data))
 
 
 def s1() -> list[Row]:
@@ -162,8 +162,8 @@ def s2() -> list[Row]:
 
 
 def _spearman(one: list[float], other: list[float]) -> float:
-    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(values)).astype(float) for values in (one, other))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def s3() -> list[Row]:

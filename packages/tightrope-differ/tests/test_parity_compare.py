@@ -17,7 +17,7 @@ from tightrope_differ.parity.compare import Comparison, asked_for
 from tightrope_differ.parity.noises import IMAGE_NOISES
 from tightrope_differ.parity.pipeline import image_net, images_in
 from tightrope_differ.parity.places import CallPlaces
-from tightrope_differ.values.parity import Difference, ParityReport
+from tightrope_differ.values.parity import LoweringDifference, ParityReport
 
 
 def built(folder: Path, source: str = SOURCE, name: str = "photos.py") -> ImageNet:
@@ -39,7 +39,7 @@ def compared(
         )
 
 
-def by_name(report: ParityReport) -> dict[str, Difference]:
+def by_name(report: ParityReport) -> dict[str, LoweringDifference]:
     return {one.name: one for one in report.differences}
 
 

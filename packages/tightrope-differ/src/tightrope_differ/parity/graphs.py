@@ -30,7 +30,7 @@ _CEIL: Final[dict[Any, int]] = {
     _ATEN.avg_pool3d.default: 4,
 }
 """Position of ``ceil_mode``."""
-_AFTER: Final = {5: ([], 0, 1, False), 4: ([], 0, False)}
+_AFTER: Final[dict[int, tuple[Any, ...]]] = {5: ([], 0, 1, False), 4: ([], 0, False)}
 _WHOLE: Final = (0, 2**63 - 1)
 
 
@@ -154,16 +154,13 @@ GRAPH_NOISES: Final[Mapping[str, Callable[[fx.Node], bool]]] = {
 """Each changes a node that it is about, and tells whether it was."""
 
 
-def with_noise(module: fx.GraphModule, name: str) -> tuple[fx.GraphModule, str]:
-    """Change every op that a noise is about.
-
-    Returns:
-        The changed copy, and the user's lines of what changed; empty = there is no such op.
-    """
+def with_noise(module: fx.GraphModule, name: str) -> fx.GraphModule:
+    """Copy a graph and change every op that a noise is about; ``meta["changed"]`` has the user's lines."""
     made = copy.deepcopy(module)
     changed = [node for node in list(made.graph.nodes) if GRAPH_NOISES[name](node)]
     made.recompile()
-    return made, ", ".join(dict.fromkeys(located(node).line or node.name for node in changed))
+    made.meta["changed"] = ", ".join(dict.fromkeys(located(node).line or node.name for node in changed))
+    return made
 
 
 def tensors_of(result: Any) -> tuple[Tensor, ...]:

@@ -5,7 +5,6 @@ Source      SysNoise (Wang et al., 2021) lists the kinds; the arithmetic is that
 Gaps        Decoders of GPUs and of FFmpeg, and DCT in floats, are not here.
 """
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from tightrope_differ.parity.places import COLOUR, DECODE, RESIZE, ImageSwap, Pixels
+from tightrope_differ.parity.places import COLOUR, DECODE, RESIZE, ImageSwap, Pixels, decode_pillow, upright
 
 FILTERS: Final = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 """Of Pillow, by its numbers."""
 _OPENCV: Final = {"nearest": 0, "bilinear": 1, "cubic": 2, "area": 3, "lanczos": 4}
-_ORIENTATION: Final = 274
-"""Number of the tag of EXIF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +32,6 @@ class ImageNoise:
     kind: str
     swap: ImageSwap
     needs: tuple[str, ...] = ("PIL",)
-
-
-def decode_pillow(data: bytes, grey: bool) -> Pixels:
-    """Decode as Pillow does."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
-        return np.array(image.convert("L" if grey else "RGB"))
 
 
 def decode_opencv(data: bytes, grey: bool) -> Pixels:
@@ -70,19 +59,6 @@ def decode_turbo(data: bytes, grey: bool, *, fast_dct: bool = False, smooth: boo
         data, "GRAY" if grey else "RGB", fastdct=fast_dct, fastupsample=not smooth
     )
     return made[..., 0] if grey else made
-
-
-def upright(data: bytes, pixels: Pixels) -> Pixels:
-    """Turn pixels as the orientation of EXIF says."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
-        turn = image.getexif().get(_ORIENTATION, 1)
-    if turn in (2, 4, 5, 7):
-        pixels = np.fliplr(pixels)
-    if turns := {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}.get(turn, 0):
-        pixels = np.rot90(pixels, turns)
-    return np.ascontiguousarray(pixels)
 
 
 def through_yuv(pixels: Pixels, *, mean: bool) -> Pixels:

@@ -79,7 +79,7 @@ def image_net(target: str, made: object, folder: Path) -> ImageNet:
             return ImageNet(target, front, str(file), *rest)
     raise TightropeError(
         f"{target!r} must return (model, preprocess). The model is a torch.nn.Module or the path of a file in"
-        " ONNX; preprocess takes the path of an image and returns a tensor."
+        " ONNX. Preprocess takes the path of an image and returns a tensor."
     )
 
 

@@ -8,6 +8,7 @@ Guarantee   Without a replacement every call is the library's own, with its own 
 Gaps        Pixels in 8 bits, grey or RGB. Resizes of tensors and other libraries are not seen.
 """
 
+import io
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -28,6 +29,31 @@ DECODE, COLOUR, RESIZE = "decode", "colour", "resize"
 _FOREIGN: Final = tuple(
     {*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
 )
+
+
+_ORIENTATION: Final = 274
+"""Number of the tag of EXIF."""
+
+
+def decode_pillow(data: bytes, grey: bool) -> Pixels:
+    """Decode as Pillow does."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return np.array(image.convert("L" if grey else "RGB"))
+
+
+def upright(data: bytes, pixels: Pixels) -> Pixels:
+    """Turn pixels as the orientation of EXIF says."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        turn = image.getexif().get(_ORIENTATION, 1)
+    if turn in (2, 4, 5, 7):
+        pixels = np.fliplr(pixels)
+    if turns := {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}.get(turn, 0):
+        pixels = np.rot90(pixels, turns)
+    return np.ascontiguousarray(pixels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +167,6 @@ class CallPlaces:
         return self.swap.decode is not None or self.swap.colour is not None
 
     def _decoded(self, data: bytes, grey: bool) -> Pixels:
-        from tightrope_differ.parity.noises import decode_pillow
-
         swap = self.swap
         with self.using(ImageSwap()):
             pixels = (swap.decode or decode_pillow)(data, grey)
@@ -207,8 +231,6 @@ class CallPlaces:
 
     def _cv_pixels(self, data: bytes, flags: int, made: Any) -> Any:
         """Decode as OpenCV would: blue first, turned upright unless the flags say no."""
-        from tightrope_differ.parity.noises import upright
-
         if flags & ~128 not in (0, 1) or not data.startswith(b"\xff\xd8"):
             return made
         pixels = self._decoded(data, not flags & 1)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tightrope.draw import work_page
-from tightrope_differ.values.parity import JUDGED, Difference, ParityReport
+from tightrope_differ.values.parity import FLAGGED, JUDGED, LoweringDifference, ParityReport
 
 COLUMNS: Final = (
     "lowering",
@@ -17,9 +17,9 @@ COLUMNS: Final = (
 )
 
 
-def difference_row(one: Difference) -> tuple[str, ...]:
+def difference_row(one: LoweringDifference) -> tuple[str, ...]:
     """Give the cells of one lowering."""
-    status = f"{one.status}, accepted" if one.accepted and one.status in ("differs", "flips") else one.status
+    status = f"{one.status}, accepted" if one.accepted and one.status in FLAGGED else one.status
     where = one.note
     if one.parting is not None:
         part = one.parting

@@ -1,13 +1,12 @@
 """What a comparison of lowerings found, as values that become JSON."""
 
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-EQUAL, ROUNDING, DIFFERS, FLIPS = "equal", "rounding", "differs", "flips"
-NO_PLACE, MISSING, STOPPED = "no place", "missing", "stopped"
-JUDGED: Final = (EQUAL, ROUNDING, DIFFERS, FLIPS)
-FLAGGED: Final = (DIFFERS, FLIPS)
+ParityStatus: TypeAlias = Literal["equal", "rounding", "differs", "flips", "no place", "missing", "stopped"]
+JUDGED: Final = ("equal", "rounding", "differs", "flips")
+FLAGGED: Final = ("differs", "flips")
 
 
 class PartingPoint(msgspec.Struct, frozen=True):
@@ -28,7 +27,7 @@ class PartingPoint(msgspec.Struct, frozen=True):
     distance: float
 
 
-class Difference(msgspec.Struct, kw_only=True):
+class LoweringDifference(msgspec.Struct, kw_only=True):
     """One lowering against the reference, over the same images.
 
     Attributes:
@@ -53,7 +52,7 @@ class Difference(msgspec.Struct, kw_only=True):
 
     name: str
     group: str
-    status: str
+    status: ParityStatus
     accepted: bool = False
     images: int = 0
     undecoded: list[str] = []
@@ -95,9 +94,9 @@ class ParityReport(msgspec.Struct, kw_only=True):
     floor: float
     alpha: float
     accuracy: float | None
-    differences: list[Difference]
+    differences: list[LoweringDifference]
 
     @property
-    def flagged(self) -> list[Difference]:
+    def flagged(self) -> list[LoweringDifference]:
         """What a reviewer has to decide on."""
         return [one for one in self.differences if one.flagged]
