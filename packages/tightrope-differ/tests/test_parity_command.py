@@ -61,6 +61,18 @@ def test_backends_round_alike(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert {found[name] for name in ("compiled", "fused", "onnx", "inductor")} <= {"equal", "rounding"}
 
 
+@pytest.mark.slow
+def test_c_of_the_plug_in_for_microcontrollers_is_a_lowering(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tightrope_micro")
+    assert run("--against", "micro,int8", "--json") == 3
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["differences"]}
+    assert found["micro"]["status"] in ("equal", "rounding")
+    assert found["int8"]["status"] == "differs"
+    assert found["int8"]["parting"]["line"] == "photos.py:22"
+
+
 def test_a_net_in_onnx_has_noises_of_images_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")

@@ -12,11 +12,11 @@ from torch import nn
 
 from tightrope.cli.target import called
 from tightrope.core import TightropeError
+from tightrope_differ.images.noises import IMAGE_NOISES
+from tightrope_differ.images.places import CallPlaces
 from tightrope_differ.parity import ImageNet, ParityOptions, compare, pin_net
 from tightrope_differ.parity.compare import Comparison, asked_for
-from tightrope_differ.parity.noises import IMAGE_NOISES
 from tightrope_differ.parity.pipeline import image_net, images_in
-from tightrope_differ.parity.places import CallPlaces
 from tightrope_differ.values.parity import LoweringDifference, ParityReport
 
 
@@ -169,7 +169,7 @@ def test_images_that_cannot_be_read_are_named_and_left_out(folder: Path) -> None
 def test_a_decoder_that_fails_is_counted_and_flagged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from tightrope_differ.parity.places import ImageSwap
+    from tightrope_differ.images.places import ImageSwap
 
     def fails(data: bytes, grey: bool) -> np.ndarray:
         raise ValueError("cannot decode this")

@@ -8,9 +8,9 @@ import pytest
 from differ_cases import write_pictures
 from PIL import Image, ImageOps
 
-from tightrope_differ.parity.noises import IMAGE_NOISES, resize_pillow, through_yuv
+from tightrope_differ.images.noises import IMAGE_NOISES, resize_pillow, through_yuv
+from tightrope_differ.images.places import CallPlaces, ImageSwap, upright
 from tightrope_differ.parity.pin import pillow_weights
-from tightrope_differ.parity.places import CallPlaces, ImageSwap, upright
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def parity(
     check_outputs([page, pin])
     if not data.is_dir():
         raise TightropeError(f"{str(data)!r:.300} is no folder: give a folder with images by --data.")
-    from tightrope_differ.parity.places import CallPlaces
+    from tightrope_differ.images.places import CallPlaces
 
     with CallPlaces() as places:
         reference = _built(target)

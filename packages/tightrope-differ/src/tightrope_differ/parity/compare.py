@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from tightrope.core import TightropeError
+from tightrope_differ.images.noises import IMAGE_NOISES
+from tightrope_differ.images.places import COLOUR, DECODE, CallPlaces
 from tightrope_differ.parity.graphs import GRAPH_NOISES, Call, capture_net, with_noise
-from tightrope_differ.parity.locate import Found, locate
+from tightrope_differ.parity.locate import RunLowering, locate
 from tightrope_differ.parity.lowerings import PRECISIONS, OnnxCall, lowering, names, quiet, run
-from tightrope_differ.parity.noises import IMAGE_NOISES
 from tightrope_differ.parity.pipeline import ImageNet, where_it_failed
-from tightrope_differ.parity.places import COLOUR, DECODE, CallPlaces
 from tightrope_differ.parity.statistics import holm, mcnemar
 from tightrope_differ.values.parity import FLAGGED, LoweringDifference, ParityReport
 
@@ -89,7 +89,7 @@ def asked_for(text: str) -> tuple[str, ...]:
 
 
 @dataclass
-class _Track(Found):
+class _Track(RunLowering):
     """One lowering while images run: distances, changed answers, right answers of both, per image."""
 
     gaps: list[NDArray[np.float64]] = field(default_factory=list)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tightrope.core import CaptureError
-from tightrope_differ.parity.places import is_foreign, short
+from tightrope_differ.images.places import is_foreign, short
 
 Call: TypeAlias = Callable[[Tensor], Any]
 """A net that runs: batch -> what it returns."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, fx
 
 from tightrope.core import TightropeError
+from tightrope_differ.images.noises import ImageNoise
+from tightrope_differ.images.places import CallPlaces
 from tightrope_differ.parity.graphs import Call, capture_net
 from tightrope_differ.parity.lowerings import eager, lowering, quiet
-from tightrope_differ.parity.noises import ImageNoise
 from tightrope_differ.parity.pipeline import ImageNet, where_it_failed
-from tightrope_differ.parity.places import CallPlaces
 from tightrope_differ.parity.walk import (
     WalkedValue,
     parting,
@@ -25,7 +25,7 @@ from tightrope_differ.values.parity import LoweringDifference, PartingPoint
 
 
 @dataclass
-class Found:
+class RunLowering:
     """What is known of one lowering.
 
     Attributes:
@@ -48,7 +48,7 @@ Graph = fx.GraphModule | TightropeError | None
 
 
 def locate(
-    track: Found, reference: ImageNet, graph: Graph, places: CallPlaces, path: str, batch: int
+    track: RunLowering, reference: ImageNet, graph: Graph, places: CallPlaces, path: str, batch: int
 ) -> None:
     """Find where values part on an image; where the walk fails, say so: the figures stand without it."""
     try:
@@ -59,7 +59,7 @@ def locate(
 
 
 def _parting(
-    track: Found, reference: ImageNet, graph: Graph, places: CallPlaces, path: str, batch: int
+    track: RunLowering, reference: ImageNet, graph: Graph, places: CallPlaces, path: str, batch: int
 ) -> PartingPoint | None:
     sample = reference.sample(path)
     if track.noise or track.other:
@@ -83,7 +83,9 @@ def _walked(net: ImageNet, graph: Graph, batch: Tensor) -> list[WalkedValue]:
     return walk_graph(graph, batch, eager)
 
 
-def _other(track: Found, graph: Graph, batch: Tensor, reference: list[WalkedValue]) -> list[WalkedValue]:
+def _other(
+    track: RunLowering, graph: Graph, batch: Tensor, reference: list[WalkedValue]
+) -> list[WalkedValue]:
     name, other = track.found.name, track.other
     if other is not None:
         return _walked(other, None if isinstance(other.net, str) else capture_net(other.net, batch), batch)
@@ -95,4 +97,4 @@ def _other(track: Found, graph: Graph, batch: Tensor, reference: list[WalkedValu
     try:
         return walk_graph(graph, batch, lowering(name))
     except Exception:  # it returns one value at a time
-        return walk_in_turn(graph, batch, lowering(name), reference)
+        return walk_in_turn(graph, batch, lowering(name), own)

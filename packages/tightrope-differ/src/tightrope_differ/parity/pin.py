@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tightrope.core import TightropeError
+from tightrope_differ.images.noises import FILTERS
+from tightrope_differ.images.places import DECODE, RESIZE, CallPlaces, ImageSwap, PlaceCall
 from tightrope_differ.parity.lowerings import OnnxCall, onnx_file, run
-from tightrope_differ.parity.noises import FILTERS
 from tightrope_differ.parity.pipeline import ImageNet
-from tightrope_differ.parity.places import DECODE, RESIZE, CallPlaces, ImageSwap, PlaceCall
 
 _BITS: Final = 22
 _ROUNDS: Final = 40

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.core import TightropeError
+from tightrope_differ.images.places import is_foreign, short
 from tightrope_differ.parity.graphs import Call
 from tightrope_differ.parity.lowerings import OnnxCall
-from tightrope_differ.parity.places import is_foreign, short
 
 _SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
+from tightrope_differ.images.places import CallPlaces, is_foreign, short
 from tightrope_differ.parity.graphs import line_of, located, returning, values_of
 from tightrope_differ.parity.lowerings import Lowering, OnnxCall, quiet, run
-from tightrope_differ.parity.places import CallPlaces, is_foreign, short
 from tightrope_differ.values.parity import PartingPoint
 
 _TOLERANCE: Final = 3e-5

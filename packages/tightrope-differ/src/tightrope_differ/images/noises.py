@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tightrope_differ.parity.places import COLOUR, DECODE, RESIZE, ImageSwap, Pixels, decode_pillow, upright
+from tightrope_differ.images.places import COLOUR, DECODE, RESIZE, ImageSwap, Pixels, decode_pillow, upright
 
 FILTERS: Final = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 """Of Pillow, by its numbers."""

@@ -1,0 +1,1 @@
+"""Calls of image libraries, and what may answer in their place."""
