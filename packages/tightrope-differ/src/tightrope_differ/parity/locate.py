@@ -83,9 +83,7 @@ def _walked(net: ImageNet, graph: Graph, batch: Tensor) -> list[WalkedValue]:
     return walk_graph(graph, batch, eager)
 
 
-def _other(
-    track: RunLowering, graph: Graph, batch: Tensor, reference: list[WalkedValue]
-) -> list[WalkedValue]:
+def _other(track: RunLowering, graph: Graph, batch: Tensor, own: list[WalkedValue]) -> list[WalkedValue]:
     name, other = track.found.name, track.other
     if other is not None:
         return _walked(other, None if isinstance(other.net, str) else capture_net(other.net, batch), batch)
