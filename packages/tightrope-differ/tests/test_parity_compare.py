@@ -152,6 +152,27 @@ def test_nothing_is_judged_where_two_runs_differ(front: object, net: nn.Module, 
         compare(given, ["bf16"], [Path("a"), Path("b")])
 
 
+def test_a_net_that_fails_or_returns_no_numbers_is_refused_with_its_line(folder: Path) -> None:
+    with pytest.raises(
+        TightropeError, match=r"fails on a batch of shape \(4, 3, 13, 17\).* at .*photos.py:22"
+    ):
+        compared(folder, "bf16", source=SOURCE.replace("(x - 0.5)", "(x - 0.5).astype(np.float64)"))
+    with pytest.raises(TightropeError, match="ZeroDivisionError.*photos.py:30"):
+        compared(
+            folder, "bf16", source=SOURCE.replace("Net(), preprocess", "Net(), preprocess, lambda y: 1 / 0")
+        )
+    with pytest.raises(TightropeError, match="returns NaN or infinity for .*0.jpg"):
+        compared(folder, "bf16", source=SOURCE.replace("x.mean((2, 3))", "x.mean((2, 3)) / 0"))
+
+
+def test_a_net_that_is_not_one_graph_still_has_other_precisions(folder: Path) -> None:
+    flow = SOURCE.replace("x = torch.relu(x)", "x = torch.relu(x) if x.sum() > 0 else x")
+    found = by_name(compared(folder, "bf16,pool-ceil", source=flow))
+    assert found["bf16"].flagged
+    assert found["pool-ceil"].status == "stopped"
+    assert "not one graph" in found["pool-ceil"].note
+
+
 def test_images_that_cannot_be_read_are_named_and_left_out(folder: Path) -> None:
     broken = folder / "data" / "broken.jpg"
     broken.write_bytes((folder / "data" / "0.jpg").read_bytes()[:300])

@@ -69,18 +69,20 @@ def parity(
         paths, labels = images_in(data, images)
         options = ParityOptions(batch=min(batch, len(paths)), alpha=alpha, accepted=accepted)
         report = Comparison(reference, asked, others, places, options).run(paths, labels)
-        if pin is not None:
+        if page is not None:
+            from tightrope_differ.parity.show import parity_page
+
+            write_whole(page, parity_page(report))
+        if json:
+            emit_json(report)
+        else:
+            _say(report)
+        if pin is not None:  # after the report, which stays if this is refused
             from tightrope_differ.parity.pin import pin_net, write_pinned
 
-            write_pinned(pin_net(reference, paths, places), pin, paths[0])
-    from tightrope_differ.parity.show import parity_page
-
-    if page is not None:
-        write_whole(page, parity_page(report))
-    if json:
-        emit_json(report)
-    else:
-        _say(report)
+            unread = {text.partition(": ")[0] for text in report.unread}
+            read = [path for path in paths if str(path) not in unread]
+            write_pinned(pin_net(reference, read, places), pin, read[0])
     if any(one.status == "stopped" for one in report.differences):
         raise typer.Exit(ERROR)
     if report.flagged:

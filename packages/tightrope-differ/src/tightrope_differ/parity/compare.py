@@ -175,9 +175,18 @@ class Comparison:
             self.example = self._whole(batch)
             with quiet():
                 self._start()
-        results = self._results(self.call, batch)
+        try:
+            results = self._results(self.call, batch)
+            answers = self.reference.answers(results)
+        except Exception as error:  # of the user's net or of what reads answers from it
+            raise TightropeError(
+                f"{self.reference.name!r} fails on a batch of shape {tuple(batch.shape)}: "
+                f"{where_it_failed(error)}."
+            ) from error
         self._check_null(paths, batch, results)
-        answers = self.reference.answers(results)
+        for path, *rows in zip(paths, *results, strict=True):
+            if not all(row.isfinite().all() for row in rows):
+                raise TightropeError(f"the net returns NaN or infinity for {path!r}: nothing was judged.")
         known = self.scales or [1e-30] * len(results)
         self.scales = [max(float(r.abs().max()), scale) for r, scale in zip(results, known, strict=True)]
         self.num_images += len(batch)
@@ -236,10 +245,9 @@ class Comparison:
             track.call = OnnxCall(name)
         elif not isinstance(self.reference.net, nn.Module):
             found.status, found.note = "no place", "the net is a file in ONNX, not a torch.nn.Module"
-        elif isinstance(self.graph, TightropeError):
-            raise self.graph
         elif name in GRAPH_NOISES:
-            assert self.graph is not None
+            if not isinstance(self.graph, fx.GraphModule):
+                raise self.graph or TightropeError(f"{name} needs a captured net.")
             track.call = track.graph = with_noise(self.graph, name)
             if not track.graph.meta["changed"]:
                 found.status, found.note = "no place", "the net has no such op"
