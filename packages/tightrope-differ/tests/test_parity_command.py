@@ -23,7 +23,6 @@ def run(*given: str, target: str = "photos.py:build") -> int:
     return int(leaving.value.code or 0)
 
 
-@pytest.mark.smoke
 def test_exit_codes_tables_and_pages_say_what_differs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,11 +157,11 @@ def test_a_net_that_fails_or_returns_no_numbers_is_refused_with_its_line(folder:
         TightropeError, match=r"fails on a batch of shape \(4, 3, 13, 17\).* at .*photos.py:22"
     ):
         compared(folder, "bf16", source=SOURCE.replace("(x - 0.5)", "(x - 0.5).astype(np.float64)"))
-    with pytest.raises(TightropeError, match="ZeroDivisionError.*photos.py:30"):
+    with pytest.raises(TightropeError, match=r"ZeroDivisionError.*photos.py:30"):
         compared(
             folder, "bf16", source=SOURCE.replace("Net(), preprocess", "Net(), preprocess, lambda y: 1 / 0")
         )
-    with pytest.raises(TightropeError, match="returns NaN or infinity for .*0.jpg"):
+    with pytest.raises(TightropeError, match="returns NaN or infinity for"):
         compared(folder, "bf16", source=SOURCE.replace("x.mean((2, 3))", "x.mean((2, 3)) / 0"))
 
 
