@@ -254,6 +254,7 @@ class Comparison:
             found.line = track.graph.meta["changed"]
         else:
             track.call = lowering(name)(self.reference.net, example)
+            found.note = getattr(track.call, "note", "")
 
     def _one(
         self, track: _Track, paths: tuple[str, ...], batch: Tensor, results: tuple[Tensor, ...],

@@ -58,18 +58,27 @@ def eager(net: nn.Module, example: Tensor) -> Call:
     return net
 
 
-def _budgeted(net: nn.Module, example: Tensor, *, fuse: bool) -> Call:
-    """Compile by tightrope; the budget holds the whole process, so it leaves room for everything."""
-    import tightrope
+class BudgetedCall:
+    """A net that tightrope compiled; the budget holds the whole process, so it leaves room for everything.
 
-    model = tightrope.compile(copy.deepcopy(net), budget=_BUDGET, fuse=fuse, progress=False)
+    Args:
+        net: copied.
+        example: a batch, with which it is planned now.
+        fuse: run stretches as compiled loops, where that is faster.
+    """
 
-    def call(batch: Tensor) -> Any:
+    def __init__(self, net: nn.Module, example: Tensor, *, fuse: bool) -> None:
+        import tightrope
+        from tightrope.run.compile import compiled_of
+
+        self.model = tightrope.compile(copy.deepcopy(net), budget=_BUDGET, fuse=fuse, progress=False)
+        self(example)
+        self.note = f"level {compiled_of(self.model).level}"
+
+    def __call__(self, batch: Tensor) -> Any:
+        """Run a batch as a training step would."""
         with torch.enable_grad():
-            return model(batch)
-
-    call(example)
-    return call
+            return self.model(batch)
 
 
 def inductor(net: nn.Module, example: Tensor) -> Call:
@@ -155,8 +164,8 @@ def onnx(net: nn.Module, example: Tensor) -> Call:
 
 LOWERINGS: Final[Mapping[str, Lowering]] = {
     "eager": eager,
-    "compiled": partial(_budgeted, fuse=False),
-    "fused": partial(_budgeted, fuse=True),
+    "compiled": partial(BudgetedCall, fuse=False),
+    "fused": partial(BudgetedCall, fuse=True),
     "onnx": onnx,
     "inductor": inductor,
     "bf16": partial(_cast, dtype=torch.bfloat16),
