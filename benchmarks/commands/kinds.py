@@ -94,7 +94,8 @@ KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(("planner", "order", "net", "optimizer", "mode", "rule", "predict", "policy"), "word"),
     **dict.fromkeys(("rules", "scenario", "objective", "core", "block", "filter", "split", "loss"), "word"),
     **dict.fromkeys(
-        ("method", "without", "protection", "largest", "weight", "study", "precision", "accept"), "word"
+        ("method", "without", "protection", "largest", "weight", "study", "precision", "accept", "first"),
+        "word",
     ),
     **dict.fromkeys(("batch", "seq", "ranges"), "numbers"),
     **dict.fromkeys(("seconds", "noise_sd", "prior_sd", "tolerance", "confidence", "pause"), "float"),
@@ -105,7 +106,7 @@ KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(("samples", "cohort", "concurrency", "machines", "since", "device", "moves"), "whole"),
     **dict.fromkeys(("fft", "bands", "num_trees", "depth", "leaves", "bins", "key_bits", "order"), "whole"),
     **dict.fromkeys(("instructions", "min_rows", "stop", "tensor", "context"), "whole"),
-    **dict.fromkeys(("tokens", "dim", "hidden", "experts", "k", "rows", "images"), "whole"),
+    **dict.fromkeys(("tokens", "dim", "hidden", "experts", "k", "rows", "images", "features"), "whole"),
     "budget": "budget",
     "machine": "machine",
     "cache": "folder",
@@ -138,7 +139,7 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
 }
 FINE: Final = {
     ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
-    ("select", "study", ""), ("place-tasks", "without", ""), ("parity", "accept", ""),
+    ("select", "study", ""), ("place-tasks", "without", ""), ("tables plan", "without", ""), ("parity", "accept", ""),
 }  # fmt: skip
 
 
