@@ -139,7 +139,8 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
 }
 FINE: Final = {
     ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
-    ("select", "study", ""), ("place-tasks", "without", ""), ("tables plan", "without", ""), ("parity", "accept", ""),
+    ("select", "study", ""), ("place-tasks", "without", ""), ("tables plan", "without", ""),
+    ("parity", "accept", ""),
 }  # fmt: skip
 
 
