@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tightrope.core import Nanoseconds, TightropeError
+from tightrope.core import Bytes, Nanoseconds, TightropeError
 from tightrope.core.units import shown
 from tightrope_assign.tables.greedy import FEW_SCALES, by_key, fitting_parts, greedy, split
 from tightrope_assign.tables.problem import Part, TableProblem, lower_bound, table_problem
@@ -116,18 +116,18 @@ def plan_tables(
             gains, measured = _gate(problem, measure, (parts, hosts), (wide, places))
             if gains:
                 parts, hosts, planner = wide, places, "column-wise"
-    placed, cost = problem.shards(parts, hosts), problem.cost(parts, hosts)
+    cost = problem.cost(parts, hosts)
     if max(cost, whole) > LARGEST:
         raise TightropeError(f"a step takes {cost / 1e9:.1e} s by these prices: give less than 2^53 ns.")
     return TablePlan(
-        placed=placed,
+        placed=problem.shards(parts, hosts),
         cost=cost,
         lower_bound=lower_bound(problem),
         table_wise=whole,
         measured=measured,
         planner=planner,
         costs=costs.label,
-        moved_bytes=0 if replaces is None else _bytes_moved(problem, replaces, parts, placed),
+        moved_bytes=0 if replaces is None else _bytes_moved(problem, replaces, parts, hosts),
     )
 
 
@@ -245,10 +245,8 @@ def _settled(problem: TableProblem, plan: TablePlan, parts: list[Part], hosts: l
 
 
 def _bytes_moved(
-    problem: TableProblem, plan: TablePlan, parts: Sequence[Part], placed: Sequence[TableShard]
-) -> int:
+    problem: TableProblem, plan: TablePlan, parts: Sequence[Part], hosts: Sequence[int]
+) -> Bytes:
     """Add up the bytes of parts that are not where they were, as the same columns."""
-    before = {(s.table, s.start, s.stop): s.device for s in plan.placed}
-    new = [s for s in placed if before.get((s.table, s.start, s.stop)) != s.device]
-    number = {table.name: at for at, table in enumerate(problem.tables.tables)}
-    return sum(problem.size((number[s.table], s.start, s.stop)) for s in new)
+    homes = _homes(problem, plan)
+    return sum(problem.size(part) for part, host in zip(parts, hosts, strict=True) if homes.get(part) != host)
