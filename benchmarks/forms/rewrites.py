@@ -16,8 +16,8 @@ from tightrope.capture import capture
 from tightrope.plan.api import plan
 from tightrope_forms.rewrite import rewrite
 from tightrope_forms.rewrite.api import solve_part
-from tightrope_forms.rewrite.extract import Costs, Weights, extract
-from tightrope_forms.rewrite.front import Values, exported, sections
+from tightrope_forms.rewrite.extract import CostWeights, FormCosts, extract
+from tightrope_forms.rewrite.front import ExportedValues, exported, sections
 from tightrope_forms.rewrite.prove import prove
 from tightrope_forms.rewrite.rules import RULES
 from tightrope_forms.rewrite.search import backtracked, restarted, steepest
@@ -54,16 +54,16 @@ def searches(_: Path | None, console: Console, __: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _parts(make: Callable[[], Net]) -> list[Costs]:
+def _parts(make: Callable[[], Net]) -> list[FormCosts]:
     torch.manual_seed(0)
     model, args = make()
     module = exported(model, args, {})
-    unlike = {part.key: part for part in sections(module, Values(module))}
-    solved = (solve_part(part, Weights(1.0, 1.0)) for part in unlike.values())
+    unlike = {part.key: part for part in sections(module, ExportedValues(module))}
+    solved = (solve_part(part, CostWeights(1.0, 1.0)) for part in unlike.values())
     return [one.costs for one in solved if one is not None]
 
 
-def _beside_search(name: str, costs: Costs) -> dict[str, Any]:
+def _beside_search(name: str, costs: FormCosts) -> dict[str, Any]:
     start = time.process_time()
     found = extract(costs)
     seconds = time.process_time() - start

@@ -5,11 +5,11 @@ import random
 import torch
 
 from tightrope_forms.rewrite.egraph import ClassId, EGraph, Spec, aten, saturate
-from tightrope_forms.rewrite.extract import Costs, Weights
+from tightrope_forms.rewrite.extract import CostWeights, FormCosts
 from tightrope_forms.rewrite.rules import RULES
 
 
-def random_term(seed: int, size: int) -> Costs:
+def random_term(seed: int, size: int) -> FormCosts:
     """Make a term of so many ops of a drawn sharing, and every form of it."""
     draw, graph = random.Random(seed), EGraph()
     spec = Spec((64, 64), (64, 1), torch.float32, True)
@@ -19,7 +19,7 @@ def random_term(seed: int, size: int) -> Costs:
         pool.append(_op(graph, draw, pool, leaves[1:]))
     roots = [graph.make(aten.cat.default, pool[-4:], 1)]
     saturate(graph, {name: rule.apply for name, rule in RULES.items()}, most_nodes=500)
-    return Costs(graph, roots, [], Weights(1.0, 1.0))
+    return FormCosts(graph, roots, [], CostWeights(1.0, 1.0))
 
 
 def _op(graph: EGraph, draw: random.Random, pool: list[ClassId], weights: list[ClassId]) -> ClassId:

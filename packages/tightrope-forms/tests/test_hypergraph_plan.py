@@ -77,7 +77,6 @@ def losses(model: nn.Module, x: Tensor) -> list[float]:
 
 
 @native_only
-@pytest.mark.smoke
 def test_a_step_keeps_its_plan_with_the_bits_of_eager() -> None:
     torch.manual_seed(0)
     gc.collect()

@@ -15,10 +15,10 @@ from tightrope.core import TightropeError
 from tightrope_forms.rewrite import rewrite
 from tightrope_forms.rewrite.api import solve_part
 from tightrope_forms.rewrite.egraph import ClassId, EGraph, Spec, aten, saturate
-from tightrope_forms.rewrite.extract import Choice, Costs, Weights, extract
-from tightrope_forms.rewrite.front import Values, exported, sections
+from tightrope_forms.rewrite.extract import Choice, CostWeights, FormCosts, extract
+from tightrope_forms.rewrite.front import ExportedValues, exported, sections
 from tightrope_forms.rewrite.prove import CLOSE, prove
-from tightrope_forms.rewrite.rules import RULES, Rule
+from tightrope_forms.rewrite.rules import RULES, RewriteRule
 from tightrope_forms.rewrite.search import backtracked, restarted, steepest
 
 
@@ -46,7 +46,7 @@ def test_planted_wrong_rules_are_caught() -> None:
         yield from ()
 
     example = RULES["relu(relu(x)) = relu(x)"].example
-    silu = Rule(nearly, lambda g, d, r: g.make(aten.silu.default, d(3, r.randint(1, 4))))
+    silu = RewriteRule(nearly, lambda g, d, r: g.make(aten.silu.default, d(3, r.randint(1, 4))))
     for apply, said in (
         (nearly, "is wrong by"),
         (right_forward_alone, "is wrong by|does not require"),
@@ -55,7 +55,7 @@ def test_planted_wrong_rules_are_caught() -> None:
         with pytest.raises((TightropeError, RuntimeError), match=said):
             prove("planted", silu._replace(apply=apply), times=3)
     with pytest.raises(TightropeError, match="does not apply to its example 0"):
-        prove("planted", Rule(silent, example), times=1)
+        prove("planted", RewriteRule(silent, example), times=1)
 
 
 def test_a_constant_that_is_off_is_no_gelu() -> None:
@@ -91,7 +91,7 @@ def grown(seed: int) -> tuple[EGraph, ClassId]:
     return graph, graph.find(root)
 
 
-def cheapest(costs: Costs) -> float:
+def cheapest(costs: FormCosts) -> float:
     """Try every choice of a node for every class with several."""
     several = [(one, list(nodes)) for one, nodes in costs.graph.nodes.items() if len(nodes) > 1]
     given: Choice = costs.given()
@@ -103,10 +103,12 @@ def cheapest(costs: Costs) -> float:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("weights", [Weights(1, 0), Weights(1, 50), Weights(0.01, 1)])
-def test_extraction_is_that_of_brute_force_and_search_is_never_better(seed: int, weights: Weights) -> None:
+@pytest.mark.parametrize("weights", [CostWeights(1, 0), CostWeights(1, 50), CostWeights(0.01, 1)])
+def test_extraction_is_that_of_brute_force_and_search_is_never_better(
+    seed: int, weights: CostWeights
+) -> None:
     graph, root = grown(seed)
-    costs = Costs(graph, [root], [], weights)
+    costs = FormCosts(graph, [root], [], weights)
     found = extract(costs)
     assert found.status == "optimal"
     assert found.cost == pytest.approx(costs.of(found.choice))
@@ -187,8 +189,8 @@ def test_a_model_that_does_not_export_is_refused_by_name() -> None:
 
 def test_parts_are_proved_and_none_is_worse() -> None:
     module = exported(Net(2), (torch.randn(4, 48),), {})
-    for part in sections(module, Values(module)):
-        if (solved := solve_part(part, Weights(1.0, 1.0))) is not None:
+    for part in sections(module, ExportedValues(module)):
+        if (solved := solve_part(part, CostWeights(1.0, 1.0))) is not None:
             assert solved.found.status == "optimal"
             assert solved.found.cost <= solved.costs.of(solved.costs.given())
 

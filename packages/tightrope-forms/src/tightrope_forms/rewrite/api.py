@@ -21,16 +21,16 @@ from tightrope.core import Bytes, InfeasibleError, TightropeError, parse_bytes
 from tightrope.plan import whole_bytes
 from tightrope.plan.api import plan
 from tightrope_forms.rewrite.egraph import EGraph, saturate
-from tightrope_forms.rewrite.extract import Choice, Costs, Extracted, Weights, extract
-from tightrope_forms.rewrite.front import Section, Values, emitted, exported, sections
+from tightrope_forms.rewrite.extract import Choice, CostWeights, Extracted, FormCosts, extract
+from tightrope_forms.rewrite.front import ExportedValues, Section, emitted, exported, sections
 from tightrope_forms.rewrite.rules import RULES
 
-WEIGHTS: Final = (Weights(1.0, 1.0), Weights(0.01, 1.0), Weights(1.0, 0.0))
+WEIGHTS: Final = (CostWeights(1.0, 1.0), CostWeights(0.01, 1.0), CostWeights(1.0, 0.0))
 MOST_NODES: Final = 500
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenModel:
     """An equal form of a model.
 
     Attributes:
@@ -57,18 +57,18 @@ class Solved:
     """A part, with every form that rules give, and the one that was extracted."""
 
     graph: EGraph
-    costs: Costs
+    costs: FormCosts
     found: Extracted
 
 
-def solve_part(part: Section, weights: Weights, *, seconds: float = 5.0) -> Solved | None:
+def solve_part(part: Section, weights: CostWeights, *, seconds: float = 5.0) -> Solved | None:
     """Saturate and extract one part; None where it has no ops."""
     if not part.roots:
         return None
     if not part.graph.applied:
         saturate(part.graph, {name: rule.apply for name, rule in RULES.items()}, most_nodes=MOST_NODES)
     roots = [part.classes[one] for one in part.roots]
-    costs = Costs(part.graph, roots, [part.classes[one] for one in part.kept], weights)
+    costs = FormCosts(part.graph, roots, [part.classes[one] for one in part.kept], weights)
     return Solved(part.graph, costs, extract(costs, seconds=seconds))
 
 
@@ -89,8 +89,8 @@ def rewrite(
     kwargs: dict[str, Any] | None = None,
     *,
     budget: str | Bytes | None = None,
-    weights: Iterable[Weights] = WEIGHTS,
-) -> Rewritten:
+    weights: Iterable[CostWeights] = WEIGHTS,
+) -> RewrittenModel:
     """Return the form of a model whose plan is the smallest.
 
     Args:
@@ -115,7 +115,7 @@ def rewrite(
     named = kwargs or {}
     before = smallest_plan(model, tuple(args), named)
     module = exported(model, tuple(args), named)
-    parts = sections(module, Values(module))
+    parts = sections(module, ExportedValues(module))
     unlike = {part.key: part for part in reversed(parts)}
     size = None if budget is None else parse_bytes(budget, whole=before[0])
     most = before[1] if size is None else max(size, before[1])
@@ -140,7 +140,7 @@ def rewrite(
         for name in _rules_of(one):
             rules[name] = rules.get(name, 0) + 1
     proved = {id(one.graph): one.found.status == "optimal" for one in known}
-    return Rewritten(
+    return RewrittenModel(
         made, rules, sum(one.costs.bytes(one.found.choice) for one in known), sum(given),
         (before[0], after[0]), (before[1], after[1]), (len(parts), len(unlike), sum(proved.values())),
     )  # fmt: skip

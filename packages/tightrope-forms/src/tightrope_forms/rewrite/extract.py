@@ -1,7 +1,7 @@
 """Choose the cheapest form out of an e-graph: an integer program, proved optimal.
 
 Idea        One node for every class that is needed. Each is paid once, so sharing counts, and so does a value
-            that several ops keep for their backwards. Costs are time, and bytes kept times a weight.
+            that several ops keep for their backwards. FormCosts are time, and bytes kept times a weight.
 Source      tensat (MLSys 2021), which found tree costs and greedy choices to return the input
 Guarantee   `Extracted.status` is "optimal" where HiGHS proved it. A choice has no circle, and is never worse
             than the input.
@@ -24,7 +24,7 @@ _MIB: Final = 2.0**20
 _NEW: Final = 1e-6  # of a node that a rule made: of forms that cost the same, the one that came in
 
 
-class Weights(NamedTuple):
+class CostWeights(NamedTuple):
     """What a second of modelled time, and a MiB that is kept for the backward, cost."""
 
     seconds: float = 1.0
@@ -48,18 +48,18 @@ class Extracted:
     status: str
 
 
-class Costs:
+class FormCosts:
     """The price of choices: of the classes that roots need.
 
     Args:
         graph: which forms there are.
         roots: classes that are needed.
         kept: classes that ops outside of it keep.
-        weights: see `Weights`.
+        weights: see `CostWeights`.
     """
 
     def __init__(
-        self, graph: EGraph, roots: Iterable[ClassId], kept: Iterable[ClassId], weights: Weights
+        self, graph: EGraph, roots: Iterable[ClassId], kept: Iterable[ClassId], weights: CostWeights
     ) -> None:
         self.graph, self.weights = graph, weights
         self.roots, self.kept = [graph.find(one) for one in roots], {graph.find(one) for one in kept}
@@ -156,7 +156,7 @@ class Costs:
         return sum(self.own(choice[one]) for one in order) + held
 
 
-class _Program:
+class _ChoiceProgram:
     """An integer program in the making: columns, and rows of (column, factor)."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class _Program:
         return values, info.mip_dual_bound if len(whole) else info.objective_function_value, optimal
 
 
-def extract(costs: Costs, *, seconds: float = 5.0) -> Extracted:
+def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
     """Find the cheapest choice.
 
     Args:
@@ -213,7 +213,7 @@ def extract(costs: Costs, *, seconds: float = 5.0) -> Extracted:
     Returns:
         The choice; that of the input where nothing better was found.
     """
-    graph, program = costs.graph, _Program()
+    graph, program = costs.graph, _ChoiceProgram()
     classes = _reached(costs)
     node_at: dict[tuple[ClassId, ENode], int] = {}
     for one in classes:
@@ -235,7 +235,7 @@ def extract(costs: Costs, *, seconds: float = 5.0) -> Extracted:
     return Extracted(best, cost, min(bound, cost), "optimal" if optimal else "time_limit")
 
 
-def _reached(costs: Costs) -> list[ClassId]:
+def _reached(costs: FormCosts) -> list[ClassId]:
     graph, seen, stack = costs.graph, dict.fromkeys(costs.roots), list(costs.roots)
     while stack:
         for node in graph.nodes[graph.find(stack.pop())]:
@@ -246,7 +246,9 @@ def _reached(costs: Costs) -> list[ClassId]:
     return list(seen)
 
 
-def _choose_rows(costs: Costs, program: _Program, classes: list[ClassId], node_at: dict[Any, int]) -> None:
+def _choose_rows(
+    costs: FormCosts, program: _ChoiceProgram, classes: list[ClassId], node_at: dict[Any, int]
+) -> None:
     """Roots have a node; a child of a node that is taken has one."""
     graph = costs.graph
     of = {one: [node_at[one, node] for node in graph.nodes[one]] for one in classes}
@@ -257,7 +259,9 @@ def _choose_rows(costs: Costs, program: _Program, classes: list[ClassId], node_a
             program.at_least(0.0, {**dict.fromkeys(of[child], 1.0), at: -1.0})
 
 
-def _keep_rows(costs: Costs, program: _Program, node_at: dict[Any, int], kept_at: dict[ClassId, int]) -> None:
+def _keep_rows(
+    costs: FormCosts, program: _ChoiceProgram, node_at: dict[Any, int], kept_at: dict[ClassId, int]
+) -> None:
     """A value that a node keeps is kept, or what it looks into; who makes it decides what it costs."""
     find = costs.graph.find
     for one in costs.kept & set(kept_at):
@@ -278,7 +282,7 @@ def _keep_rows(costs: Costs, program: _Program, node_at: dict[Any, int], kept_at
 
 
 def _order_rows(
-    graph: EGraph, program: _Program, classes: list[ClassId], node_at: dict[Any, int]
+    graph: EGraph, program: _ChoiceProgram, classes: list[ClassId], node_at: dict[Any, int]
 ) -> dict[ClassId, tuple[int, float]]:
     """Inside of circles of classes, a child stands before its parent."""
     circles = _circles(graph, classes)
@@ -309,8 +313,8 @@ def _circles(graph: EGraph, classes: list[ClassId]) -> list[set[ClassId]]:
 
 
 def _start(
-    costs: Costs,
-    program: _Program,
+    costs: FormCosts,
+    program: _ChoiceProgram,
     given: Choice,
     node_at: dict[Any, int],
     rank: dict[ClassId, tuple[int, float]],

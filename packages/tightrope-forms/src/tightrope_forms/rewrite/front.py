@@ -80,7 +80,7 @@ def _attribute(module: nn.Module, path: str) -> Any:
     return operator.attrgetter(path)(module)
 
 
-class Values:
+class ExportedValues:
     """Specs of the nodes of an exported graph, and what its ops keep."""
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -138,7 +138,7 @@ def _frozen(value: Any, inputs: list[fx.Node]) -> Any:
     return frozen(replaced(value), classes)
 
 
-def sections(module: fx.GraphModule, values: Values) -> list[Section]:
+def sections(module: fx.GraphModule, values: ExportedValues) -> list[Section]:
     """Cut an exported graph into parts where one activation with a gradient goes on."""
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     place = {node: at for at, node in enumerate(nodes)}
@@ -157,7 +157,7 @@ def _has_grad(value: Any) -> bool:
     return value.grad if isinstance(value, Spec) else isinstance(value, tuple) and any(map(_has_grad, value))
 
 
-def _section(nodes: list[fx.Node], values: Values) -> Section:
+def _section(nodes: list[fx.Node], values: ExportedValues) -> Section:
     inside = {node for node in nodes if not values.stays(node)}
     made = Section(nodes, inside=inside)
     held = {"get_attr", "placeholder"}
@@ -186,7 +186,7 @@ def _section(nodes: list[fx.Node], values: Values) -> Section:
     return made
 
 
-def _keeps(user: fx.Node, node: fx.Node, values: Values) -> bool:
+def _keeps(user: fx.Node, node: fx.Node, values: ExportedValues) -> bool:
     facts, inputs = values.facts.get(user), list[fx.Node]()
     _frozen([list(user.args), dict(user.kwargs)], inputs)
     return facts is not None and any(inputs[k] is node for k in facts.keeps)

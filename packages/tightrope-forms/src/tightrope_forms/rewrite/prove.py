@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tightrope.core import TightropeError
 from tightrope_forms.rewrite.egraph import ClassId, EGraph, ENode, call, spec_of
-from tightrope_forms.rewrite.rules import Rule
+from tightrope_forms.rewrite.rules import RewriteRule
 
 CLOSE: Final = 1e-10
 Choice = dict[ClassId, ENode]
@@ -28,7 +28,7 @@ def evaluate(graph: EGraph, root: ClassId, choice: Choice, leaves: dict[ClassId,
     return value_of(root)
 
 
-def prove(name: str, rule: Rule, *, times: int, seed: int = 0) -> float:
+def prove(name: str, rule: RewriteRule, *, times: int, seed: int = 0) -> float:
     """Apply a rule to random examples, and compare every form that it finds with the example.
 
     Args:

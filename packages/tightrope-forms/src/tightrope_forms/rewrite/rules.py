@@ -21,21 +21,21 @@ Example: TypeAlias = Callable[[EGraph, Draw, random.Random], ClassId]
 Pairs: TypeAlias = Iterator[list[tuple[ClassId, ClassId]]]
 
 
-class Rule(NamedTuple):
+class RewriteRule(NamedTuple):
     """A rule and the example that it is proved on."""
 
     apply: Rewrites
     example: Example
 
 
-RULES: Final[dict[str, Rule]] = {}
+RULES: Final[dict[str, RewriteRule]] = {}
 
 
 def rule(name: str, example: Example) -> Callable[[Rewrites], Rewrites]:
     """Enter a rule into the table."""
 
     def enter(apply: Rewrites) -> Rewrites:
-        RULES[name] = Rule(apply, example)
+        RULES[name] = RewriteRule(apply, example)
         return apply
 
     return enter

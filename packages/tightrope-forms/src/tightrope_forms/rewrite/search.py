@@ -12,10 +12,10 @@ import heapq
 import random
 from collections.abc import Iterator
 
-from tightrope_forms.rewrite.extract import Choice, Costs
+from tightrope_forms.rewrite.extract import Choice, FormCosts
 
 
-def _moved(costs: Costs, choice: Choice) -> Iterator[Choice]:
+def _moved(costs: FormCosts, choice: Choice) -> Iterator[Choice]:
     graph = costs.graph
     for moves in graph.applied:
         fresh = {graph.find(one): node for one, node in moves}
@@ -23,7 +23,7 @@ def _moved(costs: Costs, choice: Choice) -> Iterator[Choice]:
             yield {**choice, **fresh}
 
 
-def steepest(costs: Costs, start: Choice | None = None) -> tuple[Choice, float]:
+def steepest(costs: FormCosts, start: Choice | None = None) -> tuple[Choice, float]:
     """Take the move that saves most, until none saves: greedy substitution."""
     choice = start or costs.given()
     cost = costs.of(choice)
@@ -35,7 +35,7 @@ def steepest(costs: Costs, start: Choice | None = None) -> tuple[Choice, float]:
         cost, _, choice = nearest
 
 
-def backtracked(costs: Costs, *, alpha: float = 1.05, budget: int = 100) -> tuple[Choice, float]:
+def backtracked(costs: FormCosts, *, alpha: float = 1.05, budget: int = 100) -> tuple[Choice, float]:
     """Follow the cheapest forms first, also those that cost more for a while.
 
     Args:
@@ -63,7 +63,7 @@ def backtracked(costs: Costs, *, alpha: float = 1.05, budget: int = 100) -> tupl
     return best, least
 
 
-def restarted(costs: Costs, *, restarts: int = 8, moves: int = 6, seed: int = 0) -> tuple[Choice, float]:
+def restarted(costs: FormCosts, *, restarts: int = 8, moves: int = 6, seed: int = 0) -> tuple[Choice, float]:
     """Begin several times with random moves, and be greedy from there."""
     draw = random.Random(seed)
     best, least = steepest(costs)
