@@ -1,6 +1,6 @@
 """The command ``hypergraph``: bytes and times of a convolution over a hypergraph from a file."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -33,9 +33,12 @@ def hypergraph(
     """
     if first not in _FIRSTS:
         raise TightropeError(f"--first {first!r:.100}: give one of {', '.join(_FIRSTS)}.")
-    from tightrope_forms.hypergraph import choose
+    rows = _read(file)
+    import torch
 
-    incidence = _read(file)
+    from tightrope_forms.hypergraph import Incidence, choose
+
+    incidence = Incidence(torch.tensor(rows).T)
     best, seconds = choose(incidence, features, first=first)  # type: ignore[arg-type]
     sizes = {
         "vertices": incidence.num_vertices, "hyperedges": incidence.num_edges, "pairs": len(incidence.idx_e)
@@ -65,12 +68,8 @@ def hypergraph(
         out.print(f"{name:<23} {1e3 * one:>9.2f} ms, forward and backward")
 
 
-def _read(path: str) -> Any:
+def _read(path: str) -> list[list[int]]:
     """Read the pairs of a file; the first line may be a header."""
-    import torch
-
-    from tightrope_forms.hypergraph import Incidence
-
     rows: list[list[int]] = []
     for number, line in enumerate(read_file(path).splitlines(), 1):
         try:
@@ -85,4 +84,4 @@ def _read(path: str) -> Any:
             )
     if not rows:
         raise TightropeError(f"{path!r} has no pairs. Give lines such as 0,0: a vertex and its hyperedge.")
-    return Incidence(torch.tensor(rows).T)
+    return rows

@@ -61,6 +61,8 @@ def check(x: Tensor, incidence: Incidence, scales: tuple[Any, Any, Any]) -> None
     Raises:
         TightropeError: shapes, types or devices do not fit.
     """
+    if not isinstance(x, Tensor):
+        raise TightropeError(f"x is {type(x).__name__}. Give a tensor, a row a vertex.")
     if not isinstance(incidence, Incidence):
         raise TightropeError(f"incidence is {type(incidence).__name__}. Give a tightrope_forms Incidence.")
     if (
