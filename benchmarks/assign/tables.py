@@ -90,7 +90,8 @@ def n1() -> list[Row]:
         Row(
             "N1",
             "median error <= 10 %, Kendall >= .85 on sets that were left out; <= 5 min of collection",
-            f"{100 * error:.1f} %, Kendall {tau:.3f}; {figures['sets']:.0f} sets, measured for {SECONDS} s of CPU time or longer; "
+            f"{100 * error:.1f} %, Kendall {tau:.3f}; {figures['sets']:.0f} sets, measured for {SECONDS} s "
+            "of CPU time or longer; "
             f"a linear model {100 * figures['median_error_linear']:.1f} %",
             error <= 0.1 and tau >= 0.85,
         )
