@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,6 +146,14 @@ def test_what_the_caller_drops_is_gone() -> None:
     assert FOUND.pop() == len(views)
     del held, outs
     assert gone() is None
+
+
+def test_variables_outside_of_functions_stay(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text("views = [1, 2]\n(model(views) + model(views)).backward()\n")
+    own = {"model": Model()}
+    exec(compile(file.read_text(), str(file), "exec"), {}, own)
+    assert FOUND.pop() == len(own) == len(("model", "views"))
 
 
 def test_without_a_text_it_is_one() -> None:

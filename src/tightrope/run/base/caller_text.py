@@ -10,6 +10,7 @@ Gaps        A comprehension over what is not in sight counts as two calls, anoth
 """
 
 import ast
+import inspect
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
@@ -61,8 +62,8 @@ def forwards_ahead() -> tuple[int, str]:
         caller = caller.f_back
     values = caller.f_locals
     text = _CallerText(here, ast.dump(here.func), dict(values))
-    if type(values) is dict and values is not caller.f_globals:
-        values.clear()  # a copy that the frame keeps until it ends, and with it what the caller drops
+    if caller.f_code.co_flags & inspect.CO_OPTIMIZED and type(values) is dict:
+        values.clear()  # a function's copy, which it keeps until it ends, and with it what the caller drops
     body = scope.body if isinstance(scope.body, list) else [scope.body]  # type: ignore[attr-defined]
     count, seen = 0, False
     for event in (one for statement in body for one in text.events(statement)):
