@@ -10,6 +10,8 @@ import typer
 from command import run
 
 from tightrope.cli.app import app
+from tightrope.cli.sound import check_outputs
+from tightrope.core import TightropeError
 
 OUTPUTS = ("output", "page", "svg", "drawing", "save_graph", "save_plan", "perfetto", "snapshot")
 NEEDED = {"budget": "8GiB", "ram": "2KiB", "ranks": "2"}
@@ -72,3 +74,12 @@ def test_an_output_that_cannot_be_written_is_refused_first(
         assert done.code == 2, (wrong, done)
         assert len(done.err.splitlines()) == 1
         assert wrong[:50] in done.err or Path(wrong).parent.name in done.err, done.err
+
+
+def test_one_file_is_not_given_for_two_outputs(tmp_path: Path) -> None:
+    """Also where the two ways to write it differ."""
+    file = tmp_path / "out.json"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TightropeError, match=r"out\.json' is given for two outputs"):
+        check_outputs([file, tmp_path / "folder" / ".." / "out.json"])
+    check_outputs([file, tmp_path / "other.json", None, Path(os.devnull), Path(os.devnull)])

@@ -31,8 +31,7 @@ class Model:
             FOUND.append(forwards_ahead()[0])
         return self
 
-    _in_this_package = __call__.__code__.replace(co_filename=f"{caller_text._OURS}/model.py")
-    __call__.__code__ = _in_this_package
+    __call__.__code__ = __call__.__code__.replace(co_filename=caller_text._ENTRY, co_name="call")
 
     def __add__(self, _: object) -> "Model":
         return self
@@ -62,21 +61,67 @@ def after_a_backward(model: Model) -> None:
 
 
 def of_a_list(model: Model) -> None:
-    views = [1, 2, 3]
-    outs = [model(x) for x in views]
+    outs = [model(x) for x in [1, 2, 3]]
     outs[0].backward()
 
 
-def of_a_slice(model: Model) -> None:
-    views = (1, 2, 3, 4)
-    first = model(views[0])
-    outs = [model(x) for x in views[1:]]
+def of_a_list_behind_a_call(model: Model) -> None:
+    first = model()
+    outs = [model(x) for x in [1, 2, 3]]
     (first + outs[0]).backward()
 
 
-def of_what_is_not_in_sight(model: Model) -> None:
-    outs = [model(x) for x in iter([1, 2, 3])]
-    outs[0].backward()
+def of_what_one_call_returns(model: Model) -> None:
+    losses = [one + one for one in (model(),)]
+    losses[0].backward()
+
+
+def of_several_models(model: Model) -> None:
+    losses = [each() for each in (model, model)]
+    losses[0].backward()
+
+
+def by_a_builtin(model: Model) -> None:
+    loss = sum(map(model, [1]), model)
+    assert sum([1])
+    loss.backward()
+
+
+def again_after_an_error(model: Model) -> None:
+    try:
+        loss = model()
+    except ValueError:
+        loss = model()
+    loss.backward()
+
+
+def in_one_of_three_cases(model: Model) -> None:
+    match len(FOUND):
+        case 0:
+            loss = model()
+        case 1:
+            loss = model() + model()
+        case _:
+            loss = model()
+    loss.backward()
+
+
+def one_or_the_other(model: Model) -> None:
+    (model() or model()).backward()
+
+
+def beside_an_inference(model: Model) -> None:
+    loss = model()
+    with torch.inference_mode():
+        model()
+    loss.backward()
+
+
+def before_a_backward_by_name(model: Model) -> None:
+    backward = Model.backward
+    loss = model()
+    backward(loss)
+    model()
 
 
 def in_a_branch_that_leaves(model: Model) -> Model:
@@ -122,9 +167,16 @@ class Stub:
         (one, 1),
         (two, 2),
         (after_a_backward, 1),
-        (of_a_list, 3),
-        (of_a_slice, 4),
-        (of_what_is_not_in_sight, 2),
+        (of_a_list, 2),
+        (of_a_list_behind_a_call, 3),
+        (of_what_one_call_returns, 1),
+        (of_several_models, 1),
+        (by_a_builtin, 1),
+        (again_after_an_error, 1),
+        (in_one_of_three_cases, 1),
+        (one_or_the_other, 1),
+        (beside_an_inference, 1),
+        (before_a_backward_by_name, 1),
         (in_a_branch_that_leaves, 1),
         (behind_a_branch_that_leaves, 1),
         (in_one_of_two_branches, 2),
@@ -138,22 +190,22 @@ def test_calls_are_counted_up_to_the_next_backward(loop: Callable[[Model], Any],
     assert count == FOUND[0]
 
 
-def test_what_the_caller_drops_is_gone() -> None:
+def test_variables_of_the_caller_stay_and_what_it_drops_is_gone() -> None:
     held = Model()
-    gone = weakref.ref(held)
-    views = [1, 2]
-    (outs,) = ([held(x) for x in views],)
-    assert FOUND.pop() == len(views)
-    del held, outs
+    gone, config = weakref.ref(held), locals()
+    out = held() + held()
+    assert FOUND.pop() == len("ab")
+    assert "held" in config
+    config.clear()
+    del held, out
     assert gone() is None
 
 
-def test_variables_outside_of_functions_stay(tmp_path: Path) -> None:
+def test_a_text_that_is_too_deep_is_one(tmp_path: Path) -> None:
     file = tmp_path / "loop.py"
-    file.write_text("views = [1, 2]\n(model(views) + model(views)).backward()\n")
-    own = {"model": Model()}
-    exec(compile(file.read_text(), str(file), "exec"), {}, own)
-    assert FOUND.pop() == len(own) == len(("model", "views"))
+    file.write_text("(" + " + ".join(["model()"] * 900) + ").backward()")
+    exec(compile(file.read_text(), str(file), "exec"), {"model": Model()})
+    assert FOUND.pop() == 1
 
 
 def test_without_a_text_it_is_one() -> None:

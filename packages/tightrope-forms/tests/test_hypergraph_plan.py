@@ -106,7 +106,9 @@ def test_a_step_keeps_its_plan_with_the_bits_of_eager() -> None:
 def test_a_layer_without_an_incidence_keeps_the_limit_at_level_l0() -> None:
     layer, x, index = HypergraphConv(4, 4), torch.ones(3, 4), torch.tensor([[0, 1, 2], [0, 0, 0]])
     right = layer(x, index)
-    model = tightrope.compile(layer, budget="1MiB", progress=False)
+    gc.collect()
+    budget = accounts().charged() + (1 << 20)
+    model = tightrope.compile(layer, budget=budget, progress=False)
     with pytest.warns(UserWarning, match="cannot be captured as one graph"):
         assert torch.equal(model(x, index), right)
     assert tightrope.report(model).level == "L0"
@@ -149,3 +151,12 @@ def test_a_wrong_file_is_refused_by_its_line(
     file.write_bytes(text)
     assert run(str(file), *given) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_numbers_that_take_more_than_the_machine_has_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pairs.csv"
+    file.write_text("0,2147483646\n")
+    assert run(str(file)) == 2
+    assert "which is more than this machine has" in " ".join(capsys.readouterr().err.split())

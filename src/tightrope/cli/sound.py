@@ -65,7 +65,7 @@ def sound_of(plan: Plan, path: Path, graph: Path | None = None, machine: str | N
 
 
 def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None] = ()) -> None:
-    """Refuse to write over a file that is read, or into a folder that does not exist.
+    """Refuse to write over a file that is read, twice to one file, or into a folder that does not exist.
 
     Raises:
         TightropeError: names the file or the folder.
@@ -75,6 +75,12 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None] 
         if path is not None:
             check_folder(path)
     read = {os.path.realpath(path) for path in inputs if path is not None}  # also of a link to itself
+    written: set[str] = set()
     for path in outputs:
-        if path is not None and os.path.realpath(path) in read:
+        if path is None:
+            continue
+        if (place := os.path.realpath(path)) in read:
             raise TightropeError(f"{str(path)!r} is read and would be overwritten: write to another file.")
+        if place in written and Path(place) != Path(os.devnull):
+            raise TightropeError(f"{str(path)!r} is given for two outputs: write to another file.")
+        written.add(place)

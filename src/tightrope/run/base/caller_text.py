@@ -3,33 +3,33 @@
 Idea        The first forward of a loop may not fit, and the loop may make more of them before its backward: a
             siamese net, a contrastive loss. The expression that called the model is found by its position.
             The same expression is then counted up to the next backward of the function.
-Guarantee   Nothing of the caller runs. Without its text, the answer is 1.
+Guarantee   Nothing of the caller runs, and nothing of it is held. Without its text, the answer is 1.
 Complexity  One parse of the caller's file.
-Gaps        A comprehension over what is not in sight counts as two calls, another loop as one.
-            Calls from other functions are not seen.
+Gaps        A comprehension counts as two calls, another loop as one. Calls from other functions are not seen.
+            A file that changed since it was imported may be misread.
 """
 
 import ast
-import inspect
+import builtins
 import linecache
+import os
 import sys
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
-_OURS: Final = str(Path(__file__).parents[2])
-_TORCH: Final = str(Path(torch.__file__).parent)
-_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-_COMPREHENSION_FRAMES: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_ENTRY: Final = str(Path(__file__).parents[1] / "session" / "levels.py")
+"""Its function ``call`` runs instead of a model's own call."""
+_NOT_THE_CALLER: Final = (str(Path(__file__).parents[2]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+_MOST_TEXT: Final = 1 << 20
 _SOME: Final = 2
-"""Items of what is not in sight."""
+"""Items of a comprehension."""
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LEAVING: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_WITHOUT_GRADIENTS: Final = ("no_grad", "inference_mode", "set_grad_enabled")
 
 
 class _CallEvent(NamedTuple):
@@ -45,46 +45,46 @@ def forwards_ahead() -> tuple[int, str]:
     Returns:
         The count, and the caller's file and line; 1 and the empty string where the text is not at hand.
     """
-    caller = _caller()
-    if caller is None:
+    try:
+        caller = _caller()
+        return (1, "") if caller is None else _read(caller)
+    except Exception:  # of a loader that gives the text, or of a text that is too deep
         return 1, ""
+
+
+def _caller() -> FrameType | None:
+    """The frame that called the model."""
+    frame: FrameType | None = sys._getframe(1)
+    entered = False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        entered = entered or (name == _ENTRY and frame.f_code.co_name == "call")
+        if entered and not name.startswith(_NOT_THE_CALLER):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _read(caller: FrameType) -> tuple[int, str]:
     code = caller.f_code
     line, last_line, column, last_column = list(code.co_positions())[caller.f_lasti // 2]
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename, caller.f_globals)))
-    except (SyntaxError, ValueError):  # the file changed, or is no Python
-        return 1, ""
-    found = _enclosing(tree, (line, column, last_line, last_column))
+    text = "".join(linecache.getlines(code.co_filename, caller.f_globals))
+    found = None
+    if len(text) < _MOST_TEXT:
+        found = _enclosing(ast.parse(text), (line, column, last_line, last_column))
     if found is None:
         return 1, ""
     scope, here = found
-    while caller.f_code.co_name in _COMPREHENSION_FRAMES and caller.f_back is not None:
-        caller = caller.f_back
-    values = caller.f_locals
-    text = _CallerText(here, ast.dump(here.func), dict(values))
-    if caller.f_code.co_flags & inspect.CO_OPTIMIZED and type(values) is dict:
-        values.clear()  # a function's copy, which it keeps until it ends, and with it what the caller drops
+    callee = here.func
+    if isinstance(callee, ast.Name) and hasattr(builtins, callee.id):  # such as list(map(model, batches))
+        return 1, ""
     body = scope.body if isinstance(scope.body, list) else [scope.body]  # type: ignore[attr-defined]
     count, seen = 0, False
-    for event in (one for statement in body for one in text.events(statement)):
+    for event in _CallerText(here, ast.dump(callee)).all_of(body):
         if event.calls == 0 and seen:
             break
         count, seen = (count if event.calls else 0) + event.calls, seen or event.is_here
     return max(count, 1), f"{Path(code.co_filename).name}:{line}"
-
-
-def _caller() -> FrameType | None:
-    """The frame that called the outermost model."""
-    frame: FrameType | None = sys._getframe(1)
-    found = None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_OURS):
-            found = None
-        elif found is None and not name.startswith(_TORCH):
-            found = frame
-        frame = frame.f_back
-    return found
 
 
 def _enclosing(
@@ -110,62 +110,69 @@ def _place(node: ast.expr) -> tuple[int, int, int | None, int | None]:
 
 
 class _CallerText(NamedTuple):
-    """The text around a call.
-
-    Attributes:
-        here: the call.
-        callee: what it calls, dumped.
-        values: locals of the function.
-    """
+    """The text around a call: the call, and what it calls, dumped."""
 
     here: ast.Call
     callee: str
-    values: Mapping[str, Any]
 
-    def events(self, node: ast.AST) -> Iterator[_CallEvent]:
+    def all_of(self, nodes: Iterable[ast.AST]) -> list[_CallEvent]:
         """List calls of the model, backwards and ways out in the order of the text."""
-        if isinstance(node, _SCOPES):
-            return
-        if isinstance(node, ast.If | ast.IfExp):
-            yield from self.events(node.test)
-            yield from self._branch(node)
-            return
-        inside = [one for child in ast.iter_child_nodes(node) for one in self.events(child)]
-        if isinstance(node, ast.With) and any("grad" in ast.dump(item) for item in node.items):
-            inside = inside if any(one.is_here for one in inside) else []
-        if isinstance(node, _COMPREHENSIONS):
-            times = prod(self._length(loop.iter) for loop in node.generators)
-            inside = [one._replace(calls=times * one.calls) for one in inside]
-        yield from inside
-        if isinstance(node, _LEAVING):
+        return [one for node in nodes for one in self._events(node)]
+
+    def _events(self, node: ast.AST) -> Iterator[_CallEvent]:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
+                return
+            case ast.If() | ast.IfExp():
+                yield from self._events(node.test)
+                branches = [one if isinstance(one, list) else [one] for one in (node.body, node.orelse)]
+                yield from self._one_of(branches)
+            case ast.Try():
+                ways = [[*node.body, *node.orelse], *(handler.body for handler in node.handlers)]
+                yield from [*self._one_of(ways), *self.all_of(node.finalbody)]
+            case ast.Match():
+                yield from [*self._events(node.subject), *self._one_of([case.body for case in node.cases])]
+            case ast.BoolOp():
+                yield from self._one_of([[one] for one in node.values])
+            case ast.With() if any(
+                word in ast.dump(one) for one in node.items for word in _WITHOUT_GRADIENTS
+            ):
+                inside = self.all_of(node.body)
+                yield from inside if any(one.is_here for one in inside) else []
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                yield from self._events(node.generators[0].iter)
+                rest = [one for loop in node.generators[1:] for one in (loop.iter, *loop.ifs)]
+                made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                own = any(f"Name(id={name!r}" in self.callee for name in _variables(node.generators))
+                times = 1 if own else _SOME  # of several models, each makes one
+                inside = self.all_of([*node.generators[0].ifs, *rest, *made])
+                yield from (one._replace(calls=times * one.calls) for one in inside)
+            case _:
+                yield from self.all_of(ast.iter_child_nodes(node))
+                if isinstance(node, _LEAVING):
+                    yield _CallEvent(0)
+                elif isinstance(node, ast.Call):
+                    yield from self._called(node)
+
+    def _called(self, node: ast.Call) -> Iterator[_CallEvent]:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if "backward" in name or name == "grad":
             yield _CallEvent(0)
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", "")
-            if "backward" in name or name == "grad":
-                yield _CallEvent(0)
-            elif ast.dump(node.func) == self.callee:
-                yield _CallEvent(1, node is self.here)
+        elif ast.dump(node.func) == self.callee:
+            yield _CallEvent(1, node is self.here)
 
-    def _branch(self, node: ast.If | ast.IfExp) -> list[_CallEvent]:
-        """The branch with the call, else the one with more calls; those that leave are not taken."""
-        branches: list[list[_CallEvent]] = []
-        for branch in (node.body, node.orelse):
-            parts = branch if isinstance(branch, list) else [branch]
-            found = [one for part in parts for one in self.events(part)]
-            if any(one.is_here for one in found):
-                return found
-            branches.append([] if parts and isinstance(parts[-1], _LEAVING) else found)
-        return max(branches, key=lambda found: sum(one.calls for one in found))
+    def _one_of(self, branches: Iterable[list[ast.stmt] | list[ast.expr]]) -> list[_CallEvent]:
+        """The branch with the call, else the one with most calls; those that leave are not taken."""
+        found: list[list[_CallEvent]] = [[]]
+        for branch in branches:
+            inside = self.all_of(branch)
+            if any(one.is_here for one in inside):
+                return inside
+            if not branch or not isinstance(branch[-1], _LEAVING):
+                found.append(inside)
+        return max(found, key=lambda events: sum(one.calls for one in events))
 
-    def _length(self, node: ast.expr) -> int:
-        """Items that a comprehension goes through: of a list or tuple in sight, or of a slice of one."""
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-            ends = (node.slice.lower, node.slice.upper)
-            if node.slice.step is None and all(one is None or isinstance(one, ast.Constant) for one in ends):
-                first, last = (None if one is None else one.value for one in ends)  # type: ignore[attr-defined]
-                if all(one is None or type(one) is int for one in (first, last)):
-                    return len(range(self._length(node.value))[first:last])
-        if isinstance(node, ast.List | ast.Tuple):
-            return len(node.elts)
-        value = self.values.get(node.id) if isinstance(node, ast.Name) else None
-        return len(value) if isinstance(value, list | tuple) and type(value) in (list, tuple) else _SOME
+
+def _variables(loops: Iterable[ast.comprehension]) -> set[str]:
+    """Names of the variables of a comprehension."""
+    return {one.id for loop in loops for one in ast.walk(loop.target) if isinstance(one, ast.Name)}

@@ -110,7 +110,7 @@ class Accounts:
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
         self._less = ""
-        self._between: Bytes = 0
+        self._between = False
         self._thread = 0
         self._own: Bytes | None = None
         self._relief: Callable[[], bool] = lambda: False
@@ -250,22 +250,20 @@ class Accounts:
             self._less = f"The limit is the budget of {budget}{beside}, for as long as {whose} lives."
         self.allocator.explain(self._less)
 
-    def watch_caller(
-        self, relief: Callable[[], bool], grown: Callable[[], Bytes | None], budget: Bytes
-    ) -> None:
+    def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes | None]) -> None:
         """Let ``relief`` make room before code of the calling thread, outside of plans, is refused memory.
 
-        ``grown`` tells what that code took so far; None = no step is under way. A refusal says what a
-        forward left of ``budget``, until `leave_caller`.
+        ``grown`` tells what that code took so far; None = no step is under way. A refusal says what the
+        forward left, until `leave_caller`.
         """
-        self._between = budget
+        self._between = True
         if self.allocator is not None and self._thread != threading.get_ident():
             self._relief, self._grown, self._thread = relief, grown, threading.get_ident()
             self.allocator.relieve_with(self._relieved)
 
     def leave_caller(self) -> None:
         """Note that the caller's code is behind: a backward begins, or none will."""
-        self._between = 0
+        self._between = False
 
     def advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget that would have allowed a request, and as much again as the caller's code took.
@@ -280,10 +278,9 @@ class Accounts:
             return "", None
         grown = self._grown()
         said = ""
-        if self._between and grown is not None:
-            left = max(self._between - self.hidden - self.older - charged + grown, 0)
-            said = f"{format_bytes(left)} were left for code between forward and backward; the next forward "
-            said += "leaves what it lacked. "
+        if self._between and grown is not None and self._thread == threading.get_ident():
+            left = max(budget - self.hidden - self.older - charged + grown, 0)
+            said = f"{format_bytes(left)} were left for code between forward and backward. "
         first = grown is not None and grown < asked
         took = _FIRST * asked if first else asked + (grown or 0)
         took = max(took, charged // 2 if own else 0, _LEAST_MORE)

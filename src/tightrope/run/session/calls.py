@@ -209,7 +209,7 @@ class Calls:
             pending.first, pending.before = first, before
             running.open.add(pending)
             self._pending.add(pending)
-            self.accounts.watch_caller(_relieve, _grown, self.budget)
+            self.accounts.watch_caller(_relieve, _grown)
             return [*outputs, pending.token()]
 
     def _enter(self, args: Sequence[Any]) -> None:

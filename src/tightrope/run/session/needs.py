@@ -169,7 +169,8 @@ class Prospects:
             more,
             self.unplanned if num_waiting else 0,
         )
-        count, where = (1, "") if first is None else forwards_ahead()
+        trains = first is not None and len(first.graph.parts) > 1
+        count, where = forwards_ahead() if trains else (1, "")
         if first is None or count == 1:
             return expected
         said = f"{where} calls the model {count} times before a backward."

@@ -1,5 +1,6 @@
 """The command ``hypergraph``: bytes and times of a convolution over a hypergraph from a file."""
 
+import os
 from typing import Annotated, Final
 
 import typer
@@ -13,6 +14,8 @@ Examples:
   tightrope hypergraph pairs.csv --features 64
   tightrope hypergraph pairs.csv --features 64 --first mean --json"""
 _FIRSTS: Final = ("sum", "mean", "max")
+_COPIES: Final = 2
+"""Of all rows, at once: given and made."""
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +41,12 @@ def hypergraph(
 
     from tightrope_forms.hypergraph import Incidence, choose
 
+    num_rows = sum(max(column) + 1 for column in zip(*rows, strict=True))
+    if (needed := _COPIES * 4 * features * num_rows) > _memory():
+        raise TightropeError(
+            f"{num_rows:,} vertices and hyperedges take {format_bytes(needed)}, which is more than this machine "
+            "has. Number them from 0, or give fewer --features."
+        )
     incidence = Incidence(torch.tensor(rows).T)
     best, seconds = choose(incidence, features, first=first)  # type: ignore[arg-type]
     sizes = {
@@ -66,6 +75,11 @@ def hypergraph(
     out.print(f"gathered rows, not made {format_bytes(bytes_['gathered']):>12}")
     for name, one in seconds.items():
         out.print(f"{name:<23} {1e3 * one:>9.2f} ms, forward and backward")
+
+
+def _memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _read(path: str) -> list[list[int]]:
