@@ -44,8 +44,8 @@ def hypergraph(
     num_rows = sum(max(column) + 1 for column in zip(*rows, strict=True))
     if (needed := _COPIES * 4 * features * num_rows) > _memory():
         raise TightropeError(
-            f"{num_rows:,} vertices and hyperedges take {format_bytes(needed)}, which is more than this machine "
-            "has. Number them from 0, or give fewer --features."
+            f"{num_rows:,} vertices and hyperedges take {format_bytes(needed)}, which is more than this "
+            "machine has. Number them from 0, or give fewer --features."
         )
     incidence = Incidence(torch.tensor(rows).T)
     best, seconds = choose(incidence, features, first=first)  # type: ignore[arg-type]
