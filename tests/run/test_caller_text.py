@@ -168,7 +168,7 @@ class Stub:
         (two, 2),
         (after_a_backward, 1),
         (of_a_list, 2),
-        (of_a_list_behind_a_call, 3),
+        (of_a_list_behind_a_call, 2),
         (of_what_one_call_returns, 1),
         (of_several_models, 1),
         (by_a_builtin, 1),
@@ -227,7 +227,9 @@ def test_a_first_refusal_names_a_budget_for_both_forwards_of_a_siamese_net() -> 
             (left - right).square().mean().backward()
             model.zero_grad()
 
-    with pytest.raises(InfeasibleError, match=r"test_caller_text\.py:\d+ calls the model 2 times") as refused:
+    with pytest.raises(
+        InfeasibleError, match=r"test_caller_text\.py:\d+ calls the model at least 2 times"
+    ) as refused:
         train(1 << 16)
     named = refused.value.smallest_found
     assert named is not None

@@ -5,8 +5,8 @@ Idea        The first forward of a loop may not fit, and the loop may make more 
             The same expression is then counted up to the next backward of the function.
 Guarantee   Nothing of the caller runs, and nothing of it is held. Without its text, the answer is 1.
 Complexity  One parse of the caller's file.
-Gaps        A comprehension counts as two calls, another loop as one. Calls from other functions are not seen.
-            A file that changed since it was imported may be misread.
+Gaps        A comprehension counts as two calls where it has all of them, else as one, as other loops do.
+            Calls from other functions are not seen. A file that changed since its import may be misread.
 """
 
 import ast
@@ -26,7 +26,7 @@ _ENTRY: Final = str(Path(__file__).parents[1] / "session" / "levels.py")
 _NOT_THE_CALLER: Final = (str(Path(__file__).parents[2]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 _MOST_TEXT: Final = 1 << 20
 _SOME: Final = 2
-"""Items of a comprehension."""
+"""Calls of a comprehension, where it has all of them."""
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LEAVING: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _WITHOUT_GRADIENTS: Final = ("no_grad", "inference_mode", "set_grad_enabled")
@@ -37,10 +37,11 @@ class _CallEvent(NamedTuple):
 
     calls: int
     is_here: bool = False
+    repeats: bool = False  # in a comprehension
 
 
 def forwards_ahead() -> tuple[int, str]:
-    """Count the forwards before the next backward, the present one included.
+    """Count the forwards before the next backward, the present one included: there may be more.
 
     Returns:
         The count, and the caller's file and line; 1 and the empty string where the text is not at hand.
@@ -79,12 +80,16 @@ def _read(caller: FrameType) -> tuple[int, str]:
     if isinstance(callee, ast.Name) and hasattr(builtins, callee.id):  # such as list(map(model, batches))
         return 1, ""
     body = scope.body if isinstance(scope.body, list) else [scope.body]  # type: ignore[attr-defined]
-    count, seen = 0, False
+    since: list[_CallEvent] = []
     for event in _CallerText(here, ast.dump(callee)).all_of(body):
-        if event.calls == 0 and seen:
+        if event.calls:
+            since.append(event)
+        elif any(one.is_here for one in since):
             break
-        count, seen = (count if event.calls else 0) + event.calls, seen or event.is_here
-    return max(count, 1), f"{Path(code.co_filename).name}:{line}"
+        else:
+            since = []
+    fewest = _SOME if any(one.repeats for one in since) else 1
+    return max(fewest, sum(one.calls for one in since)), f"{Path(code.co_filename).name}:{line}"
 
 
 def _enclosing(
@@ -144,9 +149,10 @@ class _CallerText(NamedTuple):
                 rest = [one for loop in node.generators[1:] for one in (loop.iter, *loop.ifs)]
                 made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
                 own = any(f"Name(id={name!r}" in self.callee for name in _variables(node.generators))
-                times = 1 if own else _SOME  # of several models, each makes one
                 inside = self.all_of([*node.generators[0].ifs, *rest, *made])
-                yield from (one._replace(calls=times * one.calls) for one in inside)
+                yield from (
+                    one._replace(repeats=not own) for one in inside
+                )  # of several models, each makes one
             case _:
                 yield from self.all_of(ast.iter_child_nodes(node))
                 if isinstance(node, _LEAVING):

@@ -173,7 +173,7 @@ class Prospects:
         count, where = forwards_ahead() if trains else (1, "")
         if first is None or count == 1:
             return expected
-        said = f"{where} calls the model {count} times before a backward."
+        said = f"{where} calls the model at least {count} times before a backward."
         return replace(expected, summed=self.future.largest, together=count * first.unplanned, ahead=said)
 
     def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
