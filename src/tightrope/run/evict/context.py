@@ -86,14 +86,14 @@ class Eviction:
 
     @property
     def most_in_all(self) -> Bytes:
-        """The same with what the process held outside of the arena at that moment."""
+        """With bytes held outside of the arena."""
         if self._watch is not None and self._last is None:
             return self._watch.window.call("most_in_all")
         return self._most_in_all
 
     @property
     def size(self) -> Bytes:
-        """Bytes of the arena: the budget, and what it grew by into a limit of the process."""
+        """Bytes of the arena now."""
         if self._watch is not None and self._last is None:
             return self._size + self._watch.window.call("grown")
         return self._size
