@@ -11,6 +11,7 @@ import tightrope
 from tightrope.core import TightropeError
 from tightrope.run.evict.context import evict
 from tightrope.run.evict.policies import COOP, POLICIES
+from tightrope.run.ledger.accounts import accounts
 
 
 def joined(rows: tuple[int, ...]) -> None:
@@ -87,3 +88,20 @@ def test_a_policy_that_the_arena_does_not_know_is_refused(field: str, value: Any
     with pytest.raises(TightropeError, match=re.escape(f"{field}={value!r}")):
         replace(COOP, **{field: value})
     assert all(replace(policy) == policy for policy in POLICIES.values())
+
+
+def test_a_block_of_the_user_stays_in_its_budget_whatever_a_limit_leaves() -> None:
+    """The budget of a model that lives is no reason to take more than the block was given."""
+    outside = [torch.ones(256, 1024)]  # 1 MiB
+
+    def hold() -> None:
+        with evict(1 << 20):
+            outside.clear()
+            kept = [torch.ones(256, 512).numpy() for _ in range(3)]  # 512 KiB each that may not go
+        del kept
+
+    with (
+        accounts().limited(accounts().charged() + (8 << 20)),
+        pytest.raises(tightrope.OutOfBudgetError, match="evict was asked for 524288 bytes"),
+    ):
+        hold()

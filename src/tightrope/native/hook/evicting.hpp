@@ -46,7 +46,7 @@ class Evicting {
   bool suspended = false, poison = false;
   bool soft = false;  // inputs of ops that wait for other inputs may go where nothing else can
   int64_t of_state = 0;  // id of the mapping in the allocator's books
-  int64_t charged_at_most = 0;  // the arena may grow until the process is charged that much
+  int64_t charged_at_most = 0;  // the arena may grow until the process is charged that much; 0: it may not
   int64_t grown = 0;
   std::vector<Held> dropped;  // last references, for the caller to let go of once the mutex is free: that locks it
 

@@ -31,6 +31,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "close": (_I64, (_HANDLE, _I64)),
     "most_held": (_I64, ()),
     "most_in_all": (_I64, ()),
+    "let_grow": (None, ()),
     "grown": (_I64, ()),
 }
 TELL: Final = ctypes.CFUNCTYPE(_I64, _I64, ctypes.c_char_p, ctypes.c_char_p)

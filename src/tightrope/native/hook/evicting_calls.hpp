@@ -48,7 +48,6 @@ Evicting* tr_evict_open(const tightrope_evict::Options* options, int64_t poison)
   Arena& mapped = *find(id);
   auto* made = new Evicting(*options, mapped.base, mapped.mapped, &deallocate, &charged_outside);
   made->of_state = id;
-  made->charged_at_most = outside == 0 ? 0 : state->stats.charged;
   made->poison = poison != 0;
   state->evicting = made;
   return made;
@@ -180,6 +179,12 @@ int64_t tr_evict_most_held(Evicting* self) { return self->most_held; }
 
 // The same with what was charged outside of the arena then.
 int64_t tr_evict_most_in_all(Evicting* self) { return self->most_in_all; }
+
+// From now on the arena may grow into what is freed outside of it.
+void tr_evict_let_grow(Evicting* self) {
+  Lock lock(state->mutex);
+  self->charged_at_most = state->stats.charged;
+}
 
 // Bytes that the arena grew by.
 int64_t tr_evict_grown(Evicting* self) {

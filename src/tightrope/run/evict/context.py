@@ -67,6 +67,7 @@ class Eviction:
         self._most_again = most_again
         self.lost = self._most_held = self._most_in_all = 0
         self._size = budget
+        self.grows = False  # into what the process frees outside of it: for level E, whose budget has both
         self.advise: Callable[[Bytes], tuple[str, Bytes | None]] = self._next_budget
         self._poison = poison
         self._watch: OpWatch | None = None
@@ -177,6 +178,8 @@ class Eviction:
         if self._most_again is not None:
             window.watched("most_again", self._most_again)
         window.call("soft", int(self.policy.soft_pins))
+        if self.grows:
+            window.call("let_grow")
         self._thread = threading.get_ident()
         if self.policy.forecasts:
             self._watch.follow(COOP, self._watch.arena.size)

@@ -200,7 +200,7 @@ class EvictedSteps:
                 more, bound=self.persistent, notes=["More may be needed."]
             )
         block = evict(self.arena, most_again=_MOST_AGAIN)
-        block.advise = self._advise
+        block.advise, block.grows = self._advise, True
         block.__enter__()
         self._watching.enter_context(self._watched())
         self._kernels.watch()

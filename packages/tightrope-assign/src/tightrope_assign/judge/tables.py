@@ -136,7 +136,7 @@ class _Repriced:
         return float(costs.per_width * widths + costs.level + z @ costs.slope + bends @ costs.out)
 
     def cheapest(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Take, kind by kind, the least that columns cost in any parts."""
+        """Take, kind by kind, the smallest price that columns cost in any parts."""
         whole = self.kinds(name, stop - start)
         parts = halves(start, stop)
         return np.minimum(whole, sum(self.cheapest(name, *part) for part in parts)) if parts else whole

@@ -60,7 +60,7 @@ class TablePricer:
         return priced
 
     def cheapest(self, table: int, start: int, stop: int) -> Floats:
-        """Take, kind by kind, the least that columns cost in any parts."""
+        """Take, kind by kind, the smallest price that columns cost in any parts."""
         whole = self.kinds(table, stop - start)
         if parts := halves(start, stop):
             return np.minimum(whole, self.cheapest(table, *parts[0]) + self.cheapest(table, *parts[1]))

@@ -1,7 +1,7 @@
 """The captured graph of a net: its ops with the user's lines, noises of inference, all values at once.
 
 Source      SysNoise (Wang et al., 2021): ceil or floor in pooling, upsampling, offset of boxes
-Guarantee   Ops are functional after capture, so that every value can be returned beside the others.
+Guarantee   Ops are functional after capture, so that every value can be returned with the others.
 Gaps        Boxes are found where a width is x2 - x1 of one tensor with four columns, and nowhere else.
 """
 
