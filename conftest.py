@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,7 @@ import torch._dynamo.backends.common
 from tests.promises import named
 from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
+from tightrope.run.ledger.accounts import accounts
 
 torch.set_num_threads(1)
 _MUCH = 1 << 20
@@ -66,10 +68,12 @@ def _short_walks() -> None:
     """Let collections skip what lives to the end, which is most: tests collect often.
 
     What an error of the test before still held then would never be collected: where many bytes are left,
-    collections look at everything again.
+    or a model's budget is left, collections look at everything again.
     """
     torch._dynamo.reset()  # it holds models
-    if allocator.cache_info().currsize and allocator().stats().live > _MUCH:
+    for name in ("last_value", "last_traceback", "last_exc"):  # of a test that failed, and hold its models
+        vars(sys).pop(name, None)
+    if allocator.cache_info().currsize and (accounts().budget or allocator().stats().live > _MUCH):
         gc.unfreeze()
     gc.collect()
     gc.freeze()

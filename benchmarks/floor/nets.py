@@ -145,7 +145,12 @@ def case(seed: int) -> Case:
         inputs = [torch.randn(shape, generator=generator) for _ in range(2 if net == "siamese" else 1)]
         return (*inputs, torch.randint(classes, (shape[0],), generator=generator))
 
-    def call(model: nn.Module, given: Batch) -> Tensor:
+    def once(model: nn.Module, given: Batch) -> Tensor:
+        x, y = given
+        found: Tensor = model(x, y) if loss == "inside" else LOSSES[loss](model(x), y)
+        return found
+
+    def twice(model: nn.Module, given: Batch) -> Tensor:
         *inputs, y = given
         if loss == "inside":
             found: Tensor = sum((model(x, y) for x in inputs[1:]), start=model(inputs[0], y))
@@ -153,6 +158,7 @@ def case(seed: int) -> Case:
         outs = [model(x) for x in inputs]
         return sum((LOSSES[loss](out, y) for out in outs[1:]), start=LOSSES[loss](outs[0], y))
 
+    call = twice if net == "siamese" else once
     drops = draw.choice(DROPS)
     return Case(seed, net, loss, draw.choice(tuple(OPTIMIZERS)), drops, build, batch, call)
 

@@ -37,7 +37,7 @@ class Expected:
         least: a budget that is needed anyway.
         in_pieces: whether graphs may follow that were not seen yet.
         unplanned: what the step takes without a plan, as far as it was seen; 0 = it is not to be named.
-        together: bytes of the forwards before the next backward where nothing is computed again; 0 = one.
+        earlier: bytes that other forwards leave for the same backward where nothing is computed again.
         ahead: says who makes them.
     """
 
@@ -50,7 +50,7 @@ class Expected:
     least: Bytes = 0
     in_pieces: bool = False
     unplanned: Bytes = 0
-    together: Bytes = 0
+    earlier: Bytes = 0
     ahead: str = ""
 
 
@@ -161,7 +161,7 @@ class Refusal:
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
         returns: whether control goes to the caller between forward and backward.
         unplanned: see `Expected`.
-        together: see `Expected`.
+        earlier: see `Expected`.
         ahead: see `Expected`.
     """
 
@@ -172,7 +172,7 @@ class Refusal:
     in_pieces: bool = False
     returns: bool = True
     unplanned: Bytes = 0
-    together: Bytes = 0
+    earlier: Bytes = 0
     ahead: str = ""
 
     def needed(self, plan: Bytes) -> Bytes:
@@ -194,8 +194,8 @@ class Refusal:
     def restated(self, error: InfeasibleError) -> InfeasibleError:
         """Restate the planner's numbers: other holders of memory included."""
         plan, how = error.smallest_found, _PLAN
-        if plan is not None and self.together + self.persistent > plan:
-            plan, how = self.together + self.persistent, _TOGETHER
+        if plan is not None and self.earlier:
+            plan, how = plan + self.earlier, _AFTER_OTHERS
         row = None if plan is None else Row("the step", plan - self.persistent, "forecast", how)
         return self.ledger.explain(
             row,
@@ -233,5 +233,5 @@ class Refusal:
 
 
 _PLAN: Final = "the smallest plan found"
-_TOGETHER: Final = "its forwards, nothing computed again"
+_AFTER_OTHERS: Final = f"{_PLAN}, after other forwards"
 _PAGE: Final = "More: docs/budget.md#refused"

@@ -177,6 +177,14 @@ class Captured:
         forecast = solve(self.graph, budget=2**60, planner="given").forecast
         return forecast.arena + forecast.outside + self.headroom.wanted - self.headroom.tangents
 
+    @cached_property
+    def waiting(self) -> Bytes:
+        """Bytes that a forward leaves for its backward where nothing is computed again, outputs included."""
+        graph, end = self.graph, self.graph.parts[0].end
+        made = {storage for op in graph.ops[:end] for storage in op.creates}
+        read = {storage for op in graph.ops[end:] for storage in op.reads}
+        return sum(one.size for one in graph.storages if one.id in made and (one.outside or one.id in read))
+
     @property
     def headroom(self) -> Headroom:
         """What to leave for a loss outside the model, as long as nothing was seen."""

@@ -174,7 +174,7 @@ class Prospects:
         if first is None or count == 1:
             return expected
         said = f"{where} calls the model at least {count} times before a backward."
-        return replace(expected, summed=self.future.largest, together=count * first.unplanned, ahead=said)
+        return replace(expected, summed=self.future.largest, earlier=(count - 1) * first.waiting, ahead=said)
 
     def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Learn from a call on shapes alone which budget is enough where no step is planned."""

@@ -414,7 +414,7 @@ class Unit:
             in_pieces=expected.in_pieces,
             returns=len(self.graph.parts) > 1,
             unplanned=expected.unplanned,
-            together=expected.together,
+            earlier=expected.earlier,
             ahead=expected.ahead,
         )
 
