@@ -30,7 +30,7 @@ from benchmarks.micro.rows import Row
 from benchmarks.micro.together import Lesson, learned
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError
-from tightrope.core.schedule import PageOut
+from tightrope.core.plan import PageOut
 from tightrope_micro import CompiledStep, MicroStep, capture_step, compile_step
 from tightrope_micro.choose import SparseChoice, choose_updates, gains_of, sparse_step
 from tightrope_micro.paging.economy import Economy

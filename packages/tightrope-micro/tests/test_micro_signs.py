@@ -13,7 +13,7 @@ from benchmarks.micro.nets import Block
 from benchmarks.micro.trained import samples
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError, Machine
-from tightrope.core.schedule import PageOut
+from tightrope.core.plan import PageOut
 from tightrope_micro import CompiledStep, MicroStep, capture_step, compile_step, run_on_host
 from tightrope_micro.choose import sparse_step
 from tightrope_micro.paging.economy import Economy

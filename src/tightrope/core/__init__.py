@@ -41,14 +41,25 @@ from tightrope.core.executable import (
     Resume,
     Return,
     Run,
+    Space,
     Sync,
     Wire,
 )
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
 from tightrope.core.machine import DeviceLink, Limits, Machine, RankGroup, Tier
-from tightrope.core.plan import Forecast, FusedStretch, Plan, Reason
-from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Step, Wait
-from tightrope.core.space import Space
+from tightrope.core.plan import (
+    Compute,
+    Forecast,
+    Free,
+    FusedStretch,
+    PageIn,
+    PageOut,
+    Plan,
+    Reason,
+    Schedule,
+    Step,
+    Wait,
+)
 from tightrope.core.trace import (
     BudgetPoint,
     Buffer,

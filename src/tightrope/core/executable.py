@@ -23,10 +23,28 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from tightrope.core.graph import SCHEMA_VERSION
-from tightrope.core.space import Space
 from tightrope.core.units import Bytes, Nanoseconds, Offset, OpId, StorageId, round_up
 from tightrope.core.values import Argument, Input, Result
 from tightrope.core.wire import Collective, Decode, Encode, Recv, Send
+
+
+class Space(msgspec.Struct, frozen=True):
+    """One memory.
+
+    Attributes:
+        name: what blocks and messages call it.
+        capacity: bytes.
+        alignment: allocations in it are charged and placed in multiples of this.
+        tier: memory tier of the machine, 0 = the fastest.
+        device: torch-style name.
+    """
+
+    name: str
+    capacity: Bytes
+    alignment: Bytes = 1
+    tier: int = 0
+    device: str = "cpu"
+
 
 CALLER: Final = 0
 """Space of what the caller holds: parameters, buffers, optimizer state, inputs."""

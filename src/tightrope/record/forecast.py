@@ -40,9 +40,7 @@ from tightrope.core import (
 from tightrope.core.executable import ARENA, HEAP
 from tightrope.lower import lower, problems, simulate, timeline
 from tightrope.plan import whole_bytes
-from tightrope.record.attribution import attribute
-from tightrope.record.categories import categories
-from tightrope.record.tables import Lines, ModuleTree, reason_rows
+from tightrope.record.tables import Lines, ModuleTree, attribute, categories, reason_rows
 
 COPY_THREAD = 1
 """Thread number of copies between memory tiers in a forecast."""

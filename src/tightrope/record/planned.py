@@ -42,9 +42,8 @@ from tightrope.integrity.provenance import demand_code_of
 from tightrope.lower import problems
 from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
-from tightrope.record.attribution import attribute
 from tightrope.record.forecast import describe, held, stretch_text, summary
-from tightrope.record.tables import Lines, ModuleTree
+from tightrope.record.tables import Lines, ModuleTree, attribute
 from tightrope.run.compile import compiled_of
 from tightrope.run.execute.emit import Code, PartCode
 from tightrope.run.execute.prepared import prepare

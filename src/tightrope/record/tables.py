@@ -1,9 +1,81 @@
 """Tables of a trace while it is being made: module tree, source lines, reasons."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from tightrope.core import Module, Reason, StorageId
+from tightrope.core import Category, EventPhase, Graph, Module, Op, OpId, Phase, Reason, StorageId
+from tightrope.core.graph import Kind
 from tightrope.core.trace import ROOT
+
+BY_PHASE: Final = {
+    EventPhase.LOAD_DATA: Category.INPUT,
+    EventPhase.COPY: Category.INPUT,
+    EventPhase.FORWARD: Category.ACTIVATION,
+    EventPhase.LOSS: Category.ACTIVATION,
+    EventPhase.BACKWARD: Category.GRADIENT,
+    EventPhase.OPTIMIZER: Category.OPTIMIZER_STATE,
+}
+"""Category of what an op of a stage makes; of other stages nothing is known."""
+
+
+def categories(graph: Graph) -> dict[StorageId, Category]:
+    """Say what every storage of a graph is for; a storage that is recomputed or paged stays what it is.
+
+    Example:
+        >>> from tightrope.core import Op, Phase, Storage
+        >>> back = Op(0, "b", "aten.mm.default", creates=(0,), phase=Phase.BACKWARD)
+        >>> categories(Graph((back,), (Storage(0, 64),)))[0].value
+        'gradient'
+    """
+    made = {storage: op.phase for op in graph.ops for storage in op.creates}
+    found = {}
+    for storage in graph.storages:
+        plain = storage.kind is Kind.ACTIVATION and storage.id in made
+        phase = EventPhase(made[storage.id].value) if plain else None
+        found[storage.id] = Category(storage.kind.value) if phase is None else BY_PHASE[phase]
+    return found
+
+
+LOSS_WORDS = ("loss", "cross_entropy", "log_softmax", "kl_div")
+"""A forward op with one of these in its target computes a loss, unless modules with weights follow."""
+
+
+def attribute(graph: Graph, classes: Mapping[str, str] | None = None) -> dict[OpId, tuple[str, EventPhase]]:
+    """Name the module and the phase of every op of a graph; recomputation is for the schedule to tell.
+
+    Args:
+        graph: captured.
+        classes: class names of modules by path; a module called ``...Loss`` is part of the loss.
+
+    Example:
+        >>> from tightrope.core import Storage
+        >>> graph = Graph((Op(0, "a", "aten.mm.default", creates=(0,), module="net.fc"),), (Storage(0, 64),))
+        >>> attribute(graph)
+        {0: ('net.fc', <EventPhase.FORWARD: 'forward'>)}
+    """
+    loss = _loss_ops(graph, classes or {})
+    return {
+        op.id: (op.module, EventPhase.LOSS if op.id in loss else EventPhase(op.phase.value))
+        for op in graph.all_ops()
+    }
+
+
+def _loss_ops(graph: Graph, classes: Mapping[str, str]) -> set[OpId]:
+    """The tail of the forward, from the first op that computes a loss, if no weights are used after it."""
+    weights = {storage.id for storage in graph.storages if storage.kind.value == "parameter"}
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    tail: list[Op] = []
+    for op in reversed(forward):
+        if weights.intersection(op.reads):
+            break
+        tail.append(op)
+    tail.reverse()
+    for position, op in enumerate(tail):
+        named = "Loss" in classes.get(op.module, "")
+        if named or any(word in op.target for word in LOSS_WORDS):
+            return {later.id for later in tail[position:]}
+    return set()
+
 
 ROOT_TREE = (ROOT,)
 MAX_TEXT = 1_000

@@ -16,13 +16,14 @@ from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
 from tightrope.core import Machine, TightropeError
-from tightrope.core.arguments import check_search
+from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.core.collector import collector_paused
+from tightrope.core.units import shown
 from tightrope.run.base.arguments import AS_EAGER, check_fallback, check_switches, check_verify, parse_budget
-from tightrope.run.base.example import check_example, plan_ahead
 from tightrope.run.base.never_called import expect_call
 from tightrope.run.base.pending_backwards import drain_failed
 from tightrope.run.base.shapes import Shape, check_shapes
+from tightrope.run.base.state import state_of
 from tightrope.run.base.status import StatusLine
 from tightrope.run.execute.paging import paging_of
 from tightrope.run.execute.untested import Loss, cannot_capture, loss_of
@@ -32,6 +33,34 @@ from tightrope.run.session.entries import entries_of, only_plain
 from tightrope.run.session.levels import Levels
 from tightrope.run.session.unit import Settings
 from tightrope.run.verify.eager import EagerTwin, Sampling
+
+
+def check_example(example: object) -> None:
+    """Refuse what is neither a tuple of positional nor a dict of keyword arguments."""
+    if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
+        refuse_argument("example", example, "the names of keyword arguments, each with its value")
+    if example is not None and not isinstance(example, dict | tuple | list):
+        refuse_argument(
+            "example", example, "a tuple of inputs, such as example=(x,), or a dict of them by name"
+        )
+
+
+def plan_ahead(model: torch.nn.Module, example: Any) -> None:
+    """Capture and plan without changing anything: buffers and the random state are put back."""
+    restore = state_of(model)
+    try:
+        model(**example) if isinstance(example, dict) else model(*example)
+    except (TightropeError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the model raises
+        said = (str(error).splitlines() or [""])[0][:200]
+        raise TightropeError(
+            f"example={shown(example)}: the model raises {type(error).__name__} for it ({said}): "
+            "give inputs that it takes."
+        ) from error
+    finally:
+        restore()
+
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]

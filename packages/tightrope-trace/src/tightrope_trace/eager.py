@@ -35,8 +35,7 @@ from tightrope.core import (
     round_up,
 )
 from tightrope.price.profiler import cpu_profile, events_of, start_profile
-from tightrope.record.categories import BY_PHASE
-from tightrope.record.tables import clip
+from tightrope.record.tables import BY_PHASE, clip
 from tightrope_trace.reverse import by_sequence
 from tightrope_trace.rows import inherit, to_trace
 from tightrope_trace.slices import Slice, nested

@@ -16,10 +16,10 @@ Gaps        The cover does not charge re-runs for what they need themselves. `ti
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,19 @@ from tightrope.plan.bound.problem import MAX_FREE_OPS, problem
 from tightrope.plan.bound.program import Effort
 from tightrope.plan.bound.relaxation import Relaxation, RowKey, Solution, peaks
 from tightrope.plan.bound.staged import best_rows
-from tightrope.plan.bound.tree import preorder
+
+_Case = TypeVar("_Case")
+
+
+def preorder(root: _Case, children: Callable[[_Case], Sequence[_Case]]) -> list[_Case]:
+    """List a case and all below it, each before its children, children in order."""
+    found, waiting = [], [root]
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        waiting.extend(reversed(children(node)))
+    return found
+
 
 _WORK: Final = (15_000, 40_000)
 """Most units of work (about 20 us) on graphs of up to 400 ops, and on larger ones."""

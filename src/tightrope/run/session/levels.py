@@ -12,22 +12,60 @@ Gaps        The road is chosen by what can be done, not by a forecast of its tim
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
 
-from tightrope.capture.failures import read_once
-from tightrope.core import InfeasibleError
+from tightrope.capture import _torch
+from tightrope.capture._compiled import telling
+from tightrope.capture.failures import fails_anyway, read_once, reason_of, untraceable
+from tightrope.core import CaptureError, InfeasibleError
 from tightrope.run.base.never_called import note_call
 from tightrope.run.base.sharded import InsideHooks
 from tightrope.run.base.state import state_of
 from tightrope.run.base.weak import alive
 from tightrope.run.evict.level_e import against_eviction
-from tightrope.run.session.attempt import attempt
 from tightrope.run.session.compiled import CompiledModel
 from tightrope.run.session.entries import Entries
 from tightrope.run.session.uncompiled import limited_alone, mode_left, try_plain
+
+_Call: TypeAlias = Callable[..., Any]
+
+
+def attempt(
+    run: _Call, args: Any, kwargs: Any, trial: _Call, traced: Callable[[bool], None] | None = None
+) -> tuple[Any, str]:
+    """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else.
+
+    A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
+    told by ``traced`` when the trace of one begins and ends.
+    """
+    if reason := untraceable(args, kwargs):
+        return None, reason
+    try:
+        with nullcontext() if traced is None else telling(traced):
+            return run(*args, **kwargs), ""
+    except CaptureError as error:  # before anything ran
+        return None, reason_of(error)
+    except _torch.unsupported_errors() as error:
+        refused, reason, anyway = None, reason_of(error), fails_anyway(error)
+    except Exception as error:
+        cause = _torch.cause_in_backend(error)
+        if cause is None or cause is error:
+            raise
+        refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, reason_of(cause), False
+    if refused is not None:
+        refused.__context__ = None  # the frames of the capture would hold memory
+        try:
+            raise refused.with_traceback(None)
+        finally:
+            del refused, cause  # they hold this frame
+    if anyway:
+        trial(*args, **kwargs)
+    return None, reason
+
 
 _Call: TypeAlias = Callable[..., Any]
 _MAX_GRAPHS, _MAX_NEW = 64, 16
