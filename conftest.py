@@ -14,6 +14,7 @@ import torch._dynamo.backends.common
 from tests.promises import named
 from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
+from tightrope.run.compile import compiled_of
 from tightrope.run.ledger.accounts import accounts
 
 torch.set_num_threads(1)
@@ -64,7 +65,7 @@ def _every_stretch() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _short_walks() -> None:
+def _short_walks(request: pytest.FixtureRequest) -> None:
     """Let collections skip what lives to the end, which is most: tests collect often.
 
     What an error of the test before still held then would never be collected: where many bytes are left,
@@ -76,7 +77,27 @@ def _short_walks() -> None:
     if allocator.cache_info().currsize and (accounts().budget or allocator().stats().live > _MUCH):
         gc.unfreeze()
     gc.collect()
+    if allocator.cache_info().currsize and accounts().budget:
+        _end_what_is_left(request)
     gc.freeze()
+
+
+def _end_what_is_left(request: pytest.FixtureRequest) -> None:
+    """Lift budgets of models that the files before left alive, and print what holds those."""
+    lines = []
+    for owner, budget in list(accounts()._budgets.items()):
+        lines.append(f"{request.node.nodeid}: {owner!r} is left with {budget} bytes, held by")
+        models = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+        held = [owner, *(one for one in models if compiled_of(one) is owner)]
+        for one in held:
+            holders = (by for by in gc.get_referrers(one) if by is not held and by is not models)
+            lines += [
+                f"    {type(by).__qualname__} {by!r:.300}" for by in holders if not isinstance(by, tuple)
+            ]
+        accounts().release(owner)
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(*lines, sep="\n", file=sys.stderr)
 
 
 @pytest.fixture(autouse=True)

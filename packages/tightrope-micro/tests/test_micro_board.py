@@ -15,6 +15,7 @@ from tightrope_micro.emulate import RAM_BASE, fenced, missing_tools
 pytestmark = pytest.mark.skipif(bool(missing_tools()), reason=missing_tools() or "all tools are there")
 
 
+@pytest.mark.slow
 def test_the_residual_net_trains_within_235000_bytes_of_all_ram(
     steps: dict[str, MicroStep], board: Machine, tmp_path: Path
 ) -> None:

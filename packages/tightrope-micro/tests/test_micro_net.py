@@ -214,6 +214,7 @@ def test_integers_are_close_to_floats(model: nn.Module, whole: IntegerNet) -> No
 
 @needs_cc
 @needs_board
+@pytest.mark.slow
 def test_boards_with_and_without_floating_point_give_the_same_bits_and_compute_no_float(
     whole: IntegerNet, net: FloatNet, board: Machine, tmp_path: Path
 ) -> None:

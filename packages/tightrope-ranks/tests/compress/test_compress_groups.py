@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from compress_workers import join, start
 from torch import distributed, nn
@@ -86,5 +87,6 @@ def _groups(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_means_are_those_of_the_models_own_group(tmp_path: Path) -> None:
     start(_groups, tmp_path, 4)

@@ -59,7 +59,8 @@ def eight() -> Any:
     return ran(8)
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [8, 200])
 def test_generated_programs_give_the_bits_of_one_process_or_are_refused_by_all(
     count: int, eight: Any
 ) -> None:
