@@ -14,7 +14,7 @@ import torch._dynamo.backends.common
 from tests.promises import named
 from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
-from tightrope.run.compile import compiled_of
+from tightrope.run.compile import _COMPILED
 from tightrope.run.ledger.accounts import accounts
 
 torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def _end_what_is_left(request: pytest.FixtureRequest) -> None:
     for owner, budget in list(accounts()._budgets.items()):
         lines.append(f"{request.node.nodeid}: {owner!r} is left with {budget} bytes, held by")
         models = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-        held = [owner, *(one for one in models if compiled_of(one) is owner)]
+        held = [owner, *(one for one in models if _COMPILED.get(one) is owner)]
         for one in held:
             holders = (by for by in gc.get_referrers(one) if by is not held and by is not models)
             lines += [
