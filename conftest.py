@@ -77,13 +77,22 @@ def _short_walks(request: pytest.FixtureRequest) -> None:
     if allocator.cache_info().currsize and (accounts().budget or allocator().stats().live > _MUCH):
         gc.unfreeze()
     gc.collect()
-    if allocator.cache_info().currsize and accounts().budget:
-        _end_what_is_left(request)
+    _end_what_is_left(request)
     gc.freeze()
 
 
+@pytest.fixture
+def alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a test leave no budget behind."""
+    yield
+    gc.collect()
+    _end_what_is_left(request)
+
+
 def _end_what_is_left(request: pytest.FixtureRequest) -> None:
-    """Lift budgets of models that the files before left alive, and print what holds those."""
+    """Lift budgets of models that were left alive, and print what holds those."""
+    if not allocator.cache_info().currsize or not accounts().budget:
+        return
     lines = []
     for owner, budget in list(accounts()._budgets.items()):
         lines.append(f"{request.node.nodeid}: {owner!r} is left with {budget} bytes, held by")

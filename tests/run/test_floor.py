@@ -22,6 +22,7 @@ from tightrope.run.ledger.accounts import accounts
 from tightrope.run.ledger.headroom import Headroom
 from tightrope.run.ledger.optimizer import Foresight, assumed_update
 
+pytestmark = pytest.mark.usefixtures("alone")
 Make = Callable[[Any], torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
 DATA = batches(2, size=256)
