@@ -252,7 +252,7 @@ def test_parameters_that_thaw_are_foreseen_before_their_first_update() -> None:
     for parameter in list(model.parameters())[:4]:
         parameter.requires_grad_(False)
     optimizer = ADAMW(list(model.parameters()))
-    budget = accounts().charged() + 3_000_000
+    budget = accounts().charged() + 2_800_000
     tightrope.compile(model, budget=budget, progress=False)
     x = torch.randn(32, 256)
 

@@ -130,23 +130,21 @@ class Step:
             "kernels' own work space is not included"
         )
 
-    def update_of(self, name: str, *, every: bool = False) -> UpdateBytes:
-        """What an update by an optimizer takes; ``every``: of all parameters, one after another."""
+    def update_of(self, name: str) -> UpdateBytes:
+        """What an update by an optimizer takes: of all parameters, one after another."""
         make = OPTIMIZERS[name]
         if make is None or not self.parameters:
             return NO_UPDATE
-        foresight = Foresight(self.parameters, accounts().allocator)
-        return foresight.update_of(make(self.parameters), every=every)
+        return Foresight(self.parameters, accounts().allocator).update_of(make(self.parameters))
 
     def total(self, optimizer: str | None = None) -> Bytes:
         """Bytes of the loop without a plan: each op once, in the given order."""
-        update = self.update_of(optimizer or self.asked.optimizer, every=True)
-        return self._needed(update)
+        return self._needed(self.update_of(optimizer or self.asked.optimizer))
 
     def once(self, optimizer: str | None = None) -> Bytes:
         """The budget from which `tightrope.compile` runs every op once.
 
-        What it holds back for itself is in it, and an update of which it does not know the order.
+        What it holds back for itself is in it.
         """
         update = self.update_of(optimizer or self.asked.optimizer)
         return self._needed(update, Row("runtime reserve", RESERVE))
@@ -338,7 +336,7 @@ def describe(step: Step) -> dict[str, Any]:
         "persistent_bytes": step.held + update.state,
         "state_bytes": update.state,
         "peak_bytes": total - step.held - update.state,
-        "update_bytes": step.updating(step.update_of(step.asked.optimizer, every=True)),
+        "update_bytes": step.updating(step.update),
         "once_bytes": max(step.once(), step.floor.dropping),
         "smallest_bytes": step.floor.budget,
         "smallest_dropping_bytes": step.floor.dropping,

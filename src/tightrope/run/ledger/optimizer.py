@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import unwrap
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -181,13 +182,14 @@ class Foresight:
         self._complete_at = self._extent() if self.known and state == 0 else None
         return UpdateBytes(state, max((one.beside for one in wanted), default=0))
 
-    def update_of(self, optimizer: torch.optim.Optimizer, *, every: bool = False) -> UpdateBytes:
+    def update_of(self, optimizer: torch.optim.Optimizer) -> UpdateBytes:
         """What the next update of an optimizer takes.
+
+        What was made for one parameter may still be there while the next is updated. Where no parameter has
+        a gradient yet, all are taken to get one; else those without may be left out or not.
 
         Args:
             optimizer: to be looked at; it is not changed.
-            every: take it that every parameter has a gradient, so that it is known which one is updated
-                before which; else the largest is taken to come after one as large.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
             return UpdateBytes(self._history(optimizer), 0)
@@ -197,14 +199,13 @@ class Foresight:
         for group in optimizer.param_groups:
             sizes: list[Bytes] = []
             before = 0
-            for parameter in group["params"]:
-                if not parameter.requires_grad:
-                    continue
+            trained = [parameter for parameter in group["params"] if parameter.requires_grad]
+            begun = any(parameter.grad is not None for parameter in trained)
+            for parameter in trained:
                 size = round_up(bytes_of(parameter))
                 rate = self._rate(optimizer, group, parameter)
-                known = rate.left * (size - before) if every else 0.0
-                sizes.append(int(rate.beside * size - known) + rate.small_beside)
-                before = size
+                sizes.append(int(rate.beside * size - rate.left * (size - before)) + rate.small_beside)
+                before = max(before, size) if begun and parameter.grad is None else size
                 if not optimizer.state.get(parameter):
                     state += int(rate.state * size) + rate.small + _factors(optimizer, parameter)
             beside = max(beside, sum(sizes) if _all_at_once(group) else max(sizes, default=0))
@@ -241,11 +242,12 @@ def assumed_update(sizes: Iterable[Bytes]) -> UpdateBytes:
     """What AdamW takes for trained parameters of so many bytes each.
 
     >>> assumed_update([640, 64])
-    UpdateBytes(state=1536, beside=1920)
+    UpdateBytes(state=1536, beside=1280)
     """
     rounded = [round_up(size) for size in sizes]
     state = sum(_STATE * size + _SMALL for size in rounded)
-    return UpdateBytes(state, _BESIDE * max(rounded, default=0))
+    made = ((_BESIDE - 1) * size + before for before, size in pairwise((0, *rounded)))
+    return UpdateBytes(state, max(made, default=0))
 
 
 def _all_at_once(group: Mapping[str, Any]) -> bool:
