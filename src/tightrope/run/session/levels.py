@@ -67,7 +67,6 @@ def attempt(
     return None, reason
 
 
-_Call: TypeAlias = Callable[..., Any]
 _MAX_GRAPHS, _MAX_NEW = 64, 16
 """Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
 _NOTHING_CHECKED: Final = ("first", None)
