@@ -21,9 +21,8 @@ from tightrope.core import DeviceLink, RankError, TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope_experts import MoE
 from tightrope_experts.ranks import MoEAcross, Sending, guarded
-from tightrope_experts.ranks._torch import store
 from tightrope_experts.ranks.choose import Speeds, price_of
-from tightrope_experts.ranks.exchange import Mesh, key_of
+from tightrope_experts.ranks.exchange import FAILED, Mesh, store_of
 from tightrope_experts.sizes import ExpertSizes
 
 TOKENS = (13, 40, 1, 7, 22, 5, 0, 31)
@@ -156,7 +155,7 @@ REFUSED = {
     "nan": "Rank 1 failed. A gate is NaN or infinite. Look at the router's inputs and weights.",
     "width": "Rank 1 failed. x has shape (40, 15). The layer takes (..., 16).",
     "type": "Rank 1 failed. Tokens are torch.float64 and experts torch.float32. Give one type.",
-    "expert": "Rank 1 failed. A token chose expert 9 of 0 to 3.",
+    "expert": "Rank 1 failed. A token chose expert 9. Experts are 0 to 3; 4 stands for none.",
     "settings": "Settings differ between ranks. Give every rank the same.",
     "degree": "degree=2: 4 experts on 2 ranks have the degrees 0, 1.",
     "most": "most=1: a round has up to a row of each rank and lane, 4 here. Give at least that.",
@@ -189,7 +188,7 @@ def refusals(rank: int, world: int) -> list[str]:
             said.append(str(error))
     across.sending = Sending()
     said.append(str(tuple(across(tokens_of(rank)).shape)))  # the ranks still understand each other
-    assert not store().check([key_of(None)])  # and no rank is said to have failed
+    assert not store_of(None).check([FAILED])  # and no rank is said to have failed
     return said
 
 
@@ -197,7 +196,7 @@ def failures(rank: int, world: int, place: str) -> str:
     """Let rank 1 fail before the layer, or while rows travel; it ends when the other has heard of it."""
     across = MoEAcross(full_layer(4), sending=Sending(parts=4))
     given, calls = across.activation, [0]
-    met = store()
+    met = store_of(None)
 
     def activation(before: Tensor) -> Tensor:
         calls[0] += 1

@@ -16,13 +16,13 @@ from across_ranks import (
     started,
     two_levels_equal,
 )
+from traffic_judge import check_traffic
 
 from tightrope.core import DeviceLink, InfeasibleError, JudgeError, TightropeError
 from tightrope.native import compiler
 from tightrope_experts.layout import ExpertLayout, Traffic
 from tightrope_experts.ranks import Sending
 from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
-from tightrope_experts.ranks.judge import check_traffic
 from tightrope_experts.sizes import ExpertSizes
 
 

@@ -90,17 +90,8 @@ def test_biases_and_transposed_weights() -> None:
 
     def found(transposed: bool) -> list[Tensor]:
         given = [leaf.clone().requires_grad_() for leaf in leaves]
-        weights = [one.transpose(1, 2) if transposed else one for one in given[2:4]]
-        out = mix(
-            given[0],
-            chosen,
-            given[1],
-            *weights,
-            glu,
-            biases=(given[4], given[5]),
-            transposed=transposed,
-            rows=9,
-        )
+        weights = [one.mT.contiguous().mT if transposed else one for one in given[2:4]]
+        out = mix(given[0], chosen, given[1], *weights, glu, biases=(given[4], given[5]), rows=9)
         return [out, *torch.autograd.grad(out, given, back)]
 
     def right() -> list[Tensor]:

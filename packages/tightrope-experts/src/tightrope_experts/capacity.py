@@ -2,10 +2,9 @@
 
 Idea        A capacity factor ``f`` says it as Tutel does: ``f > 0`` is a fixed capacity of
             ``k * int(f * ceil(T / E))`` rows an expert, 0 is whatever this step needs, and ``f < 0`` is that,
-            but at most the capacity of ``|f|``. Rows of an expert are counted choice by choice, and within a
-            choice token by token: first choices are dropped last.
-Guarantee   Counts of dropped rows are exact. With 0 nothing is dropped. A dropped row counts nothing, and its
-            gate gets no gradient; other gates stay as they are.
+            but at most the capacity of ``|f|``. First choices are dropped last, and first tokens of a choice.
+Guarantee   Counts of dropped rows are exact. A dropped row counts nothing, and its gate gets no gradient;
+            other gates stay as they are.
 Source      Tutel (MLSys 2023)
 """
 
@@ -18,14 +17,11 @@ from tightrope.core import TightropeError
 
 
 def capacity_of(factor: float, num_tokens: int, num_experts: int, num_choices: int) -> int | None:
-    """Return the rows that an expert takes at most; None = all.
+    """Return the rows that an expert takes at most; None = all. A factor that leaves none is refused.
 
     Example:
         >>> capacity_of(1.25, 4096, 32, 2), capacity_of(0.0, 4096, 32, 2)
         (320, None)
-
-    Raises:
-        TightropeError: the factor is not finite, or leaves no row.
     """
     if not math.isfinite(factor):
         raise TightropeError(f"capacity={factor}: give a number. 0 drops nothing.")
@@ -63,15 +59,10 @@ def places_of(chosen: Tensor, num_experts: int) -> Tensor:
 
 
 def limited(chosen: Tensor, num_experts: int, capacity: int | None) -> tuple[Tensor, Tensor]:
-    """Drop the rows above a capacity.
-
-    Args:
-        chosen: (T, k), int64.
-        num_experts: ``E``, which stands for no expert, too.
-        capacity: of every expert; None = nothing is dropped.
+    """Drop the rows above a capacity of every expert; None drops nothing.
 
     Returns:
-        ``chosen`` with ``E`` where a row is dropped, and how many rows each expert lost: (E,) int64.
+        ``chosen``, (T, k) int64, with ``E`` where a row is dropped, and how many each expert lost, (E,).
 
     Example:
         >>> limited(torch.tensor([[0], [0], [1]]), 2, 1)

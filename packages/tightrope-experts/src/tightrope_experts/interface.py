@@ -33,14 +33,12 @@ def register(rows: int = ROWS) -> None:
                 f"{type(experts).__name__} normalises each expert's result, which is not supported. Use "
                 'experts_implementation="grouped_mm".'
             )
-        if experts.has_gate:
-            up, activation, name = experts.gate_up_proj, experts._apply_gate, "gate_up_proj_bias"
-        else:
-            up, activation, name = experts.up_proj, experts.act_fn, "up_proj_bias"
-        biases = (getattr(experts, name), experts.down_proj_bias) if experts.has_bias else (None, None)
-        return mix(
-            x, chosen, gates, up, experts.down_proj, activation,
-            biases=biases, rows=rows, transposed=experts.is_transposed,
-        )  # fmt: skip
+        name = "gate_up_proj" if experts.has_gate else "up_proj"
+        up, activation = getattr(experts, name), experts._apply_gate if experts.has_gate else experts.act_fn
+        biases = (
+            (getattr(experts, f"{name}_bias"), experts.down_proj_bias) if experts.has_bias else (None, None)
+        )
+        up, down = (one.mT if experts.is_transposed else one for one in (up, experts.down_proj))
+        return mix(x, chosen, gates, up, down, activation, biases=biases, rows=rows)
 
     ALL_EXPERTS_FUNCTIONS.register("tightrope", forward)

@@ -16,12 +16,8 @@ from tightrope_experts.sizes import ROWS
 
 Activation = Callable[[Tensor], Tensor]
 """Takes (rows, W) and returns (rows, H), row by row."""
-ACTIVATIONS: Final[dict[str, Activation]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-    "tanh": torch.tanh,
-}
+_NAMES: Final = ("silu", "gelu", "relu", "tanh")
+ACTIVATIONS: Final[dict[str, Activation]] = {name: getattr(functional, name) for name in _NAMES}
 
 
 class Weights(NamedTuple):
@@ -87,11 +83,8 @@ _CHECKED: "weakref.WeakKeyDictionary[Any, set[Any]]" = weakref.WeakKeyDictionary
 def check_activation(activation: Activation, *, before: tuple[int, int], like: Tensor) -> None:
     """Call an activation twice on a few rows, the first time that it is seen, and multiply them.
 
-    Random states stay as they are. ``before`` are the numbers of a row before and behind it.
-
-    Raises:
-        TightropeError: it is random, writes over its input or returns other rows, or the device of ``like``
-            does not compute in its type.
+    It is refused where it is random, writes over its input or returns other rows, or where the device of
+    ``like`` does not compute in its type. ``before`` are the numbers of a row before and behind it.
     """
     owner = getattr(activation, "__self__", None)
     key = (getattr(activation, "__name__", ""), before, like.dtype, like.device)
@@ -101,28 +94,26 @@ def check_activation(activation: Activation, *, before: tuple[int, int], like: T
         known = set()
     if key in known:
         return
-    rows = torch.linspace(-2, 2, 3 * before[0]).view(3, -1).to(like)
-    kept, said = rows.clone(), ""
+    rows, said = torch.linspace(-2, 2, 3 * before[0]).view(3, -1).to(like), ""
+    given = rows.clone()
     with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast(like.device.type, enabled=False):
         torch.manual_seed(0)
         try:
             torch.mm(rows, rows.t())
-            first = activation(rows)
+            first, second = activation(given), activation(rows.clone())
         except NotImplementedError as error:  # torch's, where it has no kernel
             raise TightropeError(
                 f"This {like.device.type} does not compute in {like.dtype}. Use torch.float32."
             ) from error
-        if not torch.equal(rows, kept):
-            said = "It writes over its input: leave out inplace=True."
-        elif first.shape != (3, before[1]) or first.dtype != rows.dtype:
-            said = (
-                f"For rows of {before[0]} numbers in {rows.dtype} it returns {tuple(first.shape)} in "
-                f"{first.dtype}. It must return rows of {before[1]} numbers in the same type."
-            )
-        else:
-            torch.manual_seed(1)
-            if not torch.equal(first, activation(kept)):
-                said = "It is random, and runs again in the backward. Put dropout around the experts."
+    if not torch.equal(rows, given):
+        said = "It writes over its input: leave out inplace=True."
+    elif first.shape != (3, before[1]) or first.dtype != rows.dtype:
+        said = (
+            f"For rows of {before[0]} numbers in {rows.dtype} it returns {tuple(first.shape)} in "
+            f"{first.dtype}. It must return rows of {before[1]} numbers in the same type."
+        )
+    elif not torch.equal(first, second):
+        said = "It is random, and runs again in the backward. Put dropout around the experts."
     if said:
         name = getattr(activation, "__name__", activation)
         raise TightropeError(f"The activation {name!s} does not fit. {said}")
@@ -139,7 +130,6 @@ def mix(
     *,
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
     rows: int = ROWS,
-    transposed: bool = False,
 ) -> Tensor:
     """Send tokens to the experts that they chose, and sum what comes back.
 
@@ -147,14 +137,13 @@ def mix(
         x: (T, M), floating point.
         chosen: (T, k), int64; ``E`` = no expert.
         gates: (T, k), what each choice counts.
-        up: (E, W, M), or (E, M, W) where ``transposed``.
-        down: (E, M, H), or (E, H, M) where ``transposed``.
+        up: (E, W, M), in any memory order.
+        down: (E, M, H), in any memory order.
         activation: from (rows, W) to (rows, H), row by row, without parameters or randomness. It runs
             outside of autocast, and once more in the backward. It is tried on a few rows when it is first
             seen, but not while a compiler traces: `MoE` tries its own when it is made.
         biases: of ``up`` (E, W) and ``down`` (E, M).
         rows: multiplied at once, at most: less takes fewer bytes and more rounds.
-        transposed: see there.
 
     Returns:
         (T, M). No token is dropped. For a backward it keeps ``x``, ``chosen``, ``gates`` and ``T * k`` rows
@@ -174,12 +163,12 @@ def mix(
         raise TightropeError(
             f"up has shape {tuple(up.shape)} and down {tuple(down.shape)}. Give a matrix per expert in both."
         )
-    weights = Weights(up.mT, down.mT, *biases) if transposed else Weights(up, down, *biases)
+    weights = Weights(up, down, *biases)
     _check_fit(x, chosen, gates, weights)
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, up.dtype, down.dtype):
         dtype = torch.get_autocast_dtype(x.device.type)
-        up_bias, down_bias = (None if one is None else one.to(dtype) for one in biases)
-        x, weights = x.to(dtype), Weights(weights.up.to(dtype), weights.down.to(dtype), up_bias, down_bias)
+        lower: Any = (None if one is None else one.to(dtype) for one in weights)
+        x, weights = x.to(dtype), Weights(*lower)
     floats = {one.dtype for one in (x, *weights) if one is not None}
     if len(floats) > 1 or not x.is_floating_point():
         raise TightropeError(
@@ -229,11 +218,7 @@ class MoE(nn.Module):
         rows: multiplied at once, at most.
 
     Attributes:
-        router: scores of tokens, (T, E).
-        up, down: weights of all experts.
-
-    Raises:
-        TightropeError: numbers that do not fit together.
+        router, up, down: scores of tokens, and weights of all experts.
 
     Example:
         >>> layer = MoE(8, 16, num_experts=4, k=2)

@@ -1,10 +1,9 @@
 """Which rank holds what of which expert, and which rows go where in which round.
 
-Idea        One layout of parameters serves every degree. ``W`` ranks hold ``E`` experts: ``E / W`` whole ones
-            each, or, where ranks are more, one of ``W / E`` slices. Degree 0 gathers all weights, and tokens
-            stay. Degree ``r`` sends each row to ``r`` ranks. Each of them multiplies with ``1 / r`` of the
-            expert, gathered from ``W / (E r)`` slices. Changing the degree moves no parameter.
-            All ranks know the rows of all ranks by expert, so each derives the same rounds without a message.
+Idea        ``W`` ranks hold ``E`` experts at every degree: ``E / W`` whole ones each, or, where ranks are
+            more, one of ``W / E`` slices. Degree 0 gathers all weights, and tokens stay. Degree ``r`` sends
+            each row to ``r`` ranks. Each of them multiplies with ``1 / r`` of the expert, gathered from
+            ``W / (E r)`` slices. Each rank derives the same rounds from the rows of all by expert.
             A lane is an expert and one of its copies; at degree 0 a rank has one for itself per expert.
 Guarantee   No rank receives more than ``most`` rows in a round, and no lane loses a row. What a rank keeps
             for the backward are its first rounds, of at most ``keep`` rows.
@@ -13,9 +12,7 @@ Gaps        Rows of an expert are spread over its copies evenly by number, not b
 Source      Tutel (MLSys 2023): one layout for all strategies
 """
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +20,17 @@ from numpy.typing import NDArray
 from tightrope.core import TightropeError
 
 Counts = NDArray[np.int64]
-_MOST = 2**40
 
 
 def check_count(name: str, value: int, *, low: int) -> None:
     """Refuse what is not a whole number from ``low`` to 2**40, with a `TightropeError` that quotes it."""
-    if not isinstance(value, int) or not low <= value <= _MOST:
+    if not isinstance(value, int) or not low <= value <= 2**40:
         raise TightropeError(f"{name}={value}: give a whole number from {low} to 2**40.")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """Experts over ranks.
-
-    Raises:
-        TightropeError: neither number divides the other.
+    """Experts over ranks; one of both numbers has to divide the other.
 
     Example:
         >>> ExpertLayout(8, 2).degrees, ExpertLayout(2, 8).degrees
@@ -112,45 +105,48 @@ class Sending:
             check_count(name, getattr(self, name), low=int(name not in ("degree", "keep")))
 
 
-@dataclass(frozen=True)
 class Traffic:
     """Rows of one step, and the rounds that they travel in.
+
+    Attributes:
+        counts: (W, E) rows of each rank by expert.
+        by_lane: (W, lanes) rows of each rank; those of an expert are split evenly over its copies.
+        rounds: their number.
+        in_rounds: (rounds, from, lanes).
+        matrices: (rounds, from, to) rows that travel; at degree 0, from a rank to itself.
+        kept: (rounds, to) whether a rank keeps the rows of a round.
+        again: (rounds, from, to) rows that the backward sends again.
 
     Raises:
         TightropeError: the layout does not have the degree, or a round cannot be as small as ``most``.
     """
 
-    layout: ExpertLayout
-    counts: Counts  # (W, E) rows of each rank by expert
-    sending: Sending
-
-    def __post_init__(self) -> None:
-        if self.sending.degree not in self.layout.degrees:
+    def __init__(self, layout: ExpertLayout, counts: Counts, sending: Sending) -> None:
+        if sending.degree not in layout.degrees:
             raise TightropeError(
-                f"degree={self.sending.degree}: {self.layout.experts} experts on {self.layout.ranks} ranks "
-                f"have the degrees {', '.join(map(str, self.layout.degrees))}."
+                f"degree={sending.degree}: {layout.experts} experts on {layout.ranks} ranks "
+                f"have the degrees {', '.join(map(str, layout.degrees))}."
             )
+        self.layout, self.counts, self.sending, self.by_lane = layout, counts, sending, counts
+        if sending.degree:
+            copies, ranks = layout.copies(sending.degree), np.arange(layout.ranks)[:, None]
+            split = np.diff(counts[:, :, None] * np.arange(copies + 1) // copies, axis=2)
+            turned = split[ranks, :, (np.arange(copies) + ranks) % copies]
+            self.by_lane = turned.swapaxes(1, 2).reshape(layout.ranks, -1)
+        self.lanes = [
+            layout.lanes(rank, sending.degree) for rank in range(layout.ranks if sending.degree else 1)
+        ]
+        self.rounds = self._fewest()
+        self.in_rounds, self.matrices = self._divided(self.rounds)
+        self.kept: NDArray[np.bool_] = self.matrices.sum(1).cumsum(0) <= sending.keep
+        self.again: Counts = np.where(self.kept[:, None], 0, self.matrices)
 
-    @cached_property
-    def by_lane(self) -> Counts:
-        """(W, lanes): rows of each rank by lane: those of an expert are split evenly over its copies."""
-        if not self.sending.degree:
-            return self.counts
-        copies, ranks = self.layout.copies(self.sending.degree), len(self.counts)
-        split = np.diff(self.counts[:, :, None] * np.arange(copies + 1) // copies, axis=2)
-        turned = (np.arange(copies) + np.arange(ranks)[:, None]) % copies
-        return split[np.arange(ranks)[:, None], :, turned].swapaxes(1, 2).reshape(ranks, -1)
-
-    @cached_property
-    def rounds(self) -> int:
-        """Number of rounds."""
-
+    def _fewest(self) -> int:
         def largest(rounds: int) -> int:
-            return int(self._arrive(self._split(rounds)).sum(1).max(initial=0))
+            return int(self._divided(rounds)[1].sum(1).max(initial=0))
 
-        most = self.sending.most
-        found = max(self.sending.parts if self.sending.degree else 1, math.ceil(largest(1) / most))
-        longest = max(int(self.by_lane.max(initial=0)), 1)
+        most, longest = self.sending.most, max(int(self.by_lane.max(initial=0)), 1)
+        found = max(self.sending.parts if self.sending.degree else 1, -(-largest(1) // most))
         while (rows := largest(found)) > most:
             if found >= longest:
                 raise TightropeError(
@@ -160,52 +156,22 @@ class Traffic:
             found = min(found + max(found // 8, 1), longest)
         return found
 
-    def _split(self, rounds: int) -> Counts:
-        return np.diff(self.by_lane * np.arange(rounds + 1)[:, None, None] // rounds, axis=0)
-
-    def _arrive(self, by_lane: Counts) -> Counts:
-        """(..., from, lanes) to (..., from, to)."""
-        ranks, degree = len(self.counts), self.sending.degree
-        if not degree:
-            stay: Counts = by_lane.sum(-1, keepdims=True) * np.eye(ranks, dtype=np.int64)
-            return stay
-        every = [by_lane[..., self.layout.lanes(rank, degree)].sum(-1) for rank in range(ranks)]
-        return np.stack(every, axis=-1)
-
-    @cached_property
-    def lanes_in_rounds(self) -> Counts:
-        """(rounds, from, lanes)."""
-        return self._split(self.rounds)
-
-    @cached_property
-    def matrices(self) -> Counts:
-        """(rounds, from, to): rows that travel; at degree 0, from a rank to itself."""
-        return self._arrive(self.lanes_in_rounds)
-
-    @cached_property
-    def kept(self) -> NDArray[np.bool_]:
-        """(rounds, to): whether a rank keeps the rows of a round."""
-        found: NDArray[np.bool_] = self.matrices.sum(1).cumsum(0) <= self.sending.keep
-        return found
-
-    @cached_property
-    def again(self) -> Counts:
-        """(rounds, from, to): rows that the backward sends again."""
-        found: Counts = np.where(self.kept[:, None], 0, self.matrices)
-        return found
+    def _divided(self, rounds: int) -> tuple[Counts, Counts]:
+        """Return rows of each rank by lane and by rank, for a number of rounds."""
+        split = np.diff(self.by_lane * np.arange(rounds + 1)[:, None, None] // rounds, axis=0)
+        if not self.sending.degree:
+            return split, split.sum(-1, keepdims=True) * np.eye(self.layout.ranks, dtype=np.int64)
+        return split, np.stack([split[..., one].sum(-1) for one in self.lanes], axis=-1)
 
     def rows_of(self, rank: int, at: int) -> Counts:
         """Return which of a rank's rows, sorted by expert, it sends in a round, in order of destination."""
-        own, degree = self.by_lane[rank], self.sending.degree
+        own, number = self.by_lane[rank], self.in_rounds[at, rank]
         first = own.cumsum() - own + own * at // self.rounds
-        lanes = np.arange(len(own))
-        to = [lanes[self.layout.lanes(one, degree)] for one in (range(len(self.counts)) if degree else [0])]
-        return np.concatenate(
-            [first[i] + np.arange(self.lanes_in_rounds[at, rank, i]) for one in to for i in one]
-        )
+        to = [lane for lanes in self.lanes for lane in range(lanes.start, lanes.stop)]
+        return np.concatenate([first[lane] + np.arange(number[lane]) for lane in to])
 
     def experts_of(self, rank: int, at: int) -> Counts:
         """Return the local expert of each row that arrives at a rank in a round, in order of arrival."""
         senders = slice(None) if self.sending.degree else slice(rank, rank + 1)
-        arrived = self.lanes_in_rounds[at][senders, self.layout.lanes(rank, self.sending.degree)]
+        arrived = self.in_rounds[at][senders, self.layout.lanes(rank, self.sending.degree)]
         return np.repeat(np.tile(np.arange(arrived.shape[1]), len(arrived)), arrived.reshape(-1))

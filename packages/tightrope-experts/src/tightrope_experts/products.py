@@ -25,22 +25,21 @@ from torch import Tensor
 from tightrope.core import TightropeError
 
 
-class _Routing(NamedTuple):
+class Routing(NamedTuple):
     """Rows sorted by expert: their places in ``chosen.T``, their tokens, and how many each expert has."""
 
     rows: Tensor
     tokens: Tensor
     counts: list[int]
 
-    def rounds(self, most: int) -> Iterator[tuple[int, slice, Tensor, int]]:
-        """Yield the expert of every round, its rows, their tokens, and 0 where it is the expert's first."""
-        start = 0
+    def rounds(self, most: int, like: Tensor) -> Iterator[tuple[int, slice, Tensor, Tensor, int]]:
+        """Yield the expert of every round, its rows, their tokens, room for them, 0 in its first."""
+        space, start = like.new_empty(min(most, len(self.rows)), like.shape[1]), 0
         for expert, count in enumerate(self.counts):
-            end = start + count
-            for at in range(start, end, most):
-                here = slice(at, min(at + most, end))
-                yield expert, here, self.tokens[here], int(at > start)
-            start = end
+            for at in range(start, start + count, most):
+                here = slice(at, min(at + most, start + count))
+                yield expert, here, self.tokens[here], space[: here.stop - at], int(at > start)
+            start += count
 
     def rest(self, made: Tensor) -> Tensor:
         """Set the rows of no expert to 0."""
@@ -60,37 +59,41 @@ class _Routing(NamedTuple):
         return gates.t().reshape(-1)[self.rows].to(like.dtype).unsqueeze(1)
 
 
-def _routed(chosen: Tensor, num_experts: int) -> _Routing:
+def routed(chosen: Tensor, num_experts: int) -> Routing:
+    """Sort rows by expert; refuse experts that there are not."""
     flat = chosen.t().reshape(-1)
-    if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) <= num_experts:
+    low, high = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
+    if low < 0 or high > num_experts:
         raise TightropeError(
-            f"A token chose expert {int(flat.min())} or {int(flat.max())}. Experts are 0 to "
-            f"{num_experts - 1}; {num_experts} stands for none."
+            f"A token chose expert {low if low < 0 else high}. Experts are 0 to {num_experts - 1}; "
+            f"{num_experts} stands for none."
         )
     rows = torch.sort(flat, stable=True).indices
     counts = torch.bincount(flat, minlength=num_experts + 1)[:num_experts].tolist()
-    return _Routing(rows, rows % max(len(chosen), 1), counts)
+    return Routing(rows, rows % max(len(chosen), 1), counts)
+
+
+def check_gates(gates: Tensor) -> None:
+    """Refuse gates that are no numbers."""
+    if not bool(torch.isfinite(gates).all()):
+        raise TightropeError("A gate is NaN or infinite. Look at the router's inputs and weights.")
 
 
 def _room_for(bias: Tensor | None, weights: Tensor) -> Tensor:
     return torch.zeros_like(bias) if bias is not None else weights.new_zeros(0)
 
 
-@torch.library.custom_op("tightrope_experts::spread", mutates_args=())
+@torch.library.custom_op("tightrope_experts::spread_rows", mutates_args=())
 def spread(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """Multiply every token, of ``x`` (T, M), with the weights of the experts that it chose.
 
     Returns:
         (T * k, W), sorted by expert; rows of no expert are 0.
-
-    Raises:
-        TightropeError: a token chose an expert that there is not.
     """
-    routing = _routed(chosen, len(weights))
+    routing = routed(chosen, len(weights))
     made = x.new_empty(chosen.numel(), weights.shape[1])
-    space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
-    for expert, here, tokens, _ in routing.rounds(rows):
-        given = torch.index_select(x, 0, tokens, out=space[: len(tokens)])
+    for expert, here, tokens, space, _ in routing.rounds(rows, x):
+        given = torch.index_select(x, 0, tokens, out=space)
         torch.mm(given, weights[expert].t(), out=made[here])
         if bias is not None:
             made[here].add_(bias[expert])
@@ -100,17 +103,15 @@ def spread(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows
 spread.register_fake(lambda x, chosen, weights, *_: x.new_empty(chosen.numel(), weights.shape[1]))
 
 
-@torch.library.custom_op("tightrope_experts::spread_backward", mutates_args=())
+@torch.library.custom_op("tightrope_experts::spread_rows_backward", mutates_args=())
 def spread_backward(
     grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the tokens, the weights and the bias of `spread` (empty where it has none)."""
-    routing = _routed(chosen, len(weights))
+    routing, ones = routed(chosen, len(weights)), grad.new_ones(min(rows, chosen.numel()))
     of_x, of_weights, of_bias = torch.zeros_like(x), routing.like(weights), _room_for(bias, weights)
-    space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
-    ones = grad.new_ones(len(space))
-    for expert, here, tokens, again in routing.rounds(rows):
-        given = torch.index_select(x, 0, tokens, out=space[: len(tokens)])
+    for expert, here, tokens, space, again in routing.rounds(rows, x):
+        given = torch.index_select(x, 0, tokens, out=space)
         of_weights[expert].t().addmm_(given.t(), grad[here], beta=again)
         if bias is not None:
             of_bias[expert].addmv_(grad[here].t(), ones[: len(tokens)])
@@ -118,35 +119,24 @@ def spread_backward(
     return of_x, of_weights, of_bias
 
 
-@spread_backward.register_fake
-def _(
-    _: Tensor, x: Tensor, _chosen: Tensor, weights: Tensor, bias: Tensor | None, _rows: int
-) -> tuple[Tensor, ...]:
-    return torch.empty_like(x), torch.empty_like(weights), _room_for(bias, weights)
+spread_backward.register_fake(
+    lambda _, x, _c, weights, bias, _r: (*map(torch.empty_like, (x, weights)), _room_for(bias, weights))
+)
 
 
-@torch.library.custom_op("tightrope_experts::gather", mutates_args=())
+@torch.library.custom_op("tightrope_experts::gather_rows", mutates_args=())
 def gather(
     hidden: Tensor, chosen: Tensor, gates: Tensor, weights: Tensor, bias: Tensor | None, rows: int
 ) -> Tensor:
     """Multiply every row with its expert's weights, and sum the rows of each token, weighted by gates (T, k).
 
-    Rows of ``hidden`` (T * k, H) are sorted by expert, as `spread` returns them.
-
-    Returns:
-        (T, M).
-
-    Raises:
-        TightropeError: a gate is not a number.
+    Rows of ``hidden`` (T * k, H) are sorted by expert, as `spread` returns them. Returns (T, M).
     """
-    if not bool(torch.isfinite(gates).all()):
-        raise TightropeError("A gate is NaN or infinite. Look at the router's inputs and weights.")
-    routing = _routed(chosen, len(weights))
-    made = hidden.new_zeros(len(chosen), weights.shape[1])
-    space = hidden.new_empty(min(rows, chosen.numel()), weights.shape[1])
+    check_gates(gates)
+    routing, made = routed(chosen, len(weights)), hidden.new_zeros(len(chosen), weights.shape[1])
     counted = routing.sorted(gates, hidden)
-    for expert, here, tokens, _ in routing.rounds(rows):
-        found = torch.mm(hidden[here], weights[expert].t(), out=space[: len(tokens)])
+    for expert, here, tokens, space, _ in routing.rounds(rows, made):
+        found = torch.mm(hidden[here], weights[expert].t(), out=space)
         if bias is not None:
             found.add_(bias[expert])
         made.index_add_(0, tokens, found.mul_(counted[here]))
@@ -156,7 +146,7 @@ def gather(
 gather.register_fake(lambda hidden, chosen, _, weights, *__: hidden.new_empty(len(chosen), weights.shape[1]))
 
 
-@torch.library.custom_op("tightrope_experts::gather_backward", mutates_args=())
+@torch.library.custom_op("tightrope_experts::gather_rows_backward", mutates_args=())
 def gather_backward(
     grad: Tensor,
     hidden: Tensor,
@@ -166,28 +156,22 @@ def gather_backward(
     bias: Tensor | None,
     rows: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of rows, gates, weights and bias of `gather` (empty where it has none).
-
-    A gate's gradient is the product of its row with what comes back to the row: results of experts are not
-    needed.
-    """
-    routing = _routed(chosen, len(weights))
+    """Return the gradients of rows, gates, weights and bias of `gather` (empty where it has none)."""
+    routing = routed(chosen, len(weights))
     of_hidden, of_weights = torch.empty_like(hidden), routing.like(weights)
     of_bias, dots = _room_for(bias, weights), hidden.new_zeros(chosen.numel())
-    space = grad.new_empty(min(rows, chosen.numel()), grad.shape[1])
-    product, ones = hidden.new_empty(len(space), hidden.shape[1]), grad.new_ones(len(space))
+    product = hidden.new_empty(min(rows, chosen.numel()), hidden.shape[1])
     counted = routing.sorted(gates, hidden)
-    for expert, here, tokens, again in routing.rounds(rows):
-        came = torch.index_select(grad, 0, tokens, out=space[: len(tokens)])
+    for expert, here, tokens, space, again in routing.rounds(rows, grad):
+        came = torch.index_select(grad, 0, tokens, out=space)
         back = torch.mm(came, weights[expert], out=of_hidden[here])
         torch.sum(torch.mul(back, hidden[here], out=product[: len(tokens)]), 1, out=dots[here])
         if bias is not None:
             dots[here].addmv_(came, bias[expert])
+            of_bias[expert].addmv_(came.t(), counted[here, 0])
         came.mul_(counted[here])
         back.mul_(counted[here])
         of_weights[expert].t().addmm_(hidden[here].t(), came, beta=again)
-        if bias is not None:
-            of_bias[expert].addmv_(came.t(), ones[: len(tokens)])
     of_gates = torch.empty_like(dots, dtype=gates.dtype).index_copy_(0, routing.rows, dots.to(gates.dtype))
     by_token = of_gates.view(gates.shape[1], -1).t().contiguous()
     return routing.rest(of_hidden), by_token, of_weights, of_bias

@@ -12,19 +12,13 @@ from tightrope.core import Bytes, TightropeError
 from tightrope.core.units import round_up
 from tightrope_experts.layout import ExpertLayout, check_count
 
-_INT64 = 8
 ROWS: Final = 1024
 """Rows that are multiplied at once, by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Sizes of a layer.
-
-    Raises:
-        TightropeError: a size is below 1, k is above the experts, or neither ranks nor experts divide
-            the others.
-    """
+    """Sizes of a layer; refused where ``k`` is above the experts, or experts and ranks do not divide."""
 
     tokens: int  # of one rank in a step, T
     dim: int  # numbers of a token, M
@@ -62,15 +56,13 @@ class ExpertSizes:
     def _bytes(self, numbers: int, indices: int) -> Bytes:
         """Count bytes of rows of some numbers and indices, and of gates."""
         rows = self.tokens * self.k
-        sizes = (rows * numbers * self.itemsize, rows * self.itemsize, *[rows * _INT64] * indices)
-        return sum(map(round_up, sizes))
+        return sum(
+            map(round_up, (rows * numbers * self.itemsize, rows * self.itemsize, *[8 * rows] * indices))
+        )
 
     @property
     def kept(self) -> Bytes:
-        """Bytes kept for the backward on one rank: rows before the activation, choices and gates.
-
-        The layer's input is not in it: it is there anyway.
-        """
+        """Bytes kept for the backward on one rank, but for the input: rows, choices and gates."""
         return self._bytes(self.wide, 1)
 
     @property
@@ -82,11 +74,10 @@ class ExpertSizes:
         """Forecast a rank's load where rows are even, or all at one expert.
 
         Returns:
-            ``rows`` that arrive, ``rounds`` of its products, and ``arrived``, the bytes of rows as they are
-            kept: 0 on one rank, where none travel.
+            ``rows`` that arrive, ``rounds`` of its products, and ``arrived``, the bytes of rows that travel.
         """
-        rows, local = self.tokens * self.k, self.layout.local
-        rows, local = (rows * self.ranks, 1) if worst else (rows, local)
+        rows = self.tokens * self.k * (self.ranks if worst else 1)
+        local = 1 if worst else self.layout.local
         rounds = -(-rows // (local * self.rows)) * local
         travel = rows * (self.dim + self.wide) * self.itemsize if self.ranks > 1 else 0
         return {"rows": rows, "rounds": rounds, "arrived": round_up(travel)}

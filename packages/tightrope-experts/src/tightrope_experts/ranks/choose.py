@@ -1,17 +1,17 @@
 """Which degree, how many parts and how many levels a load is sent with, under bytes and time of a rank.
 
-Idea        The rounds of a load are known exactly, so each way is priced by its busiest rank: exchanges by
-            links, products by operations. Two neighbouring rounds overlap. What takes more bytes is left
-            out. Loads alike share an answer: a bucket is a load's rows and imbalance, in steps of a tenth.
-Guarantee   An answer is within the bytes for every load, since rounds bound what arrives. Within a bucket,
-            the way with the smallest price for the load that opened it is taken.
+Idea        Each way is priced by its busiest rank: exchanges by links, products by operations; two
+            neighbouring rounds overlap. Loads alike share an answer: a bucket is a load's rows and
+            imbalance, in steps of a tenth.
+Guarantee   An answer is within the bytes for every load. Within a bucket, it is the way with the smallest
+            price for the load that opened it.
 Complexity  One `Traffic` a way and bucket.
 Gaps        Prices are of the model: links are full duplex and do not disturb each other.
 Source      Tutel (MLSys 2023), which measures by capacity instead
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -25,10 +25,8 @@ from tightrope_experts.sizes import ExpertSizes
 
 PARTS: Final = (1, 2, 4, 8)
 _BUCKET: Final = 10
-_INDICES: Final = 6
-"""Whole numbers of 8 bytes that go with a row."""
-_BACK: Final = 2
-"""Products of a backward, in those of a forward."""
+_INDICES: Final = 6  # whole numbers of 8 bytes that go with a row
+_BACK: Final = 2  # products of a backward, in those of a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +68,26 @@ class WayPrice:
 def price_of(sending: Sending, levels: int, counts: Counts, sizes: ExpertSizes, speeds: Speeds) -> WayPrice:
     """Price one way for a load: (W, E) rows of each rank by expert."""
     traffic = Traffic(sizes.layout, counts, sending)
-    row, per_row = sizes.dim * sizes.itemsize, 2 * sizes.dim * (sizes.wide + sizes.hidden)
-    share = per_row / max(sending.degree, 1) / speeds.flops
+    degree, dim, wide, hidden = max(sending.degree, 1), sizes.dim, sizes.wide, sizes.hidden
+    share = 2 * dim * (wide + hidden) / degree / speeds.flops
     there, back, twice = (
-        [speeds.exchange(one, row, levels=levels) for one in matrices]
+        [speeds.exchange(one, dim * sizes.itemsize, levels=levels) for one in matrices]
         for matrices in (traffic.matrices, traffic.matrices.swapaxes(1, 2), traffic.again)
     )
     work, more = (share * every.sum(1).max(1) for every in (traffic.matrices, traffic.again))
-    gathered, weights = _weights(sending.degree, sizes, speeds)
     forward = _pipelined(there, work, back)
     backward = _pipelined(np.add(there, twice), _BACK * work + more / 2, back)
+    num, own = sizes.layout.sharing(sending.degree), sizes.weights
+    at = np.arange(sizes.ranks) // num
+    gathered = speeds.exchange((at[:, None] == at).astype(np.int64), own)
+    # gathered weights are sent, received and laid out; rows arrive while others are multiplied and leave
     arrive = traffic.matrices.sum(1)
     kept, flying = int((arrive * traffic.kept).sum(0).max()), int(arrive.max())
-    rows = (kept, flying, int(traffic.matrices.sum(2).max()))
-    held = _held(sizes, max(sending.degree, 1), rows) + weights
+    numbers = kept * (dim + wide // degree) + flying * (8 * dim + (4 * wide + 8 * hidden) // degree)
+    numbers += (6 * int(traffic.matrices.sum(2).max()) + 2 * sizes.tokens) * dim
+    held = (2 if num == 1 else 5 * num) * own + numbers * sizes.itemsize
+    held += 8 * _INDICES * (sizes.tokens * sizes.k + flying)
     return WayPrice(sending, levels, 3 * gathered + forward + backward, held)
-
-
-def _held(sizes: ExpertSizes, degree: int, rows: tuple[int, int, int]) -> Bytes:
-    """Bound what a rank holds of rows: those kept, in the products of a round, and on their way from it.
-
-    Neighbouring rounds overlap, so that rows arrive while others are multiplied and leave.
-    """
-    kept, flying, sent = rows
-    row, wide, hidden = sizes.dim, sizes.wide // degree, sizes.hidden // degree
-    numbers = kept * (row + wide) + flying * (8 * row + 4 * wide + 8 * hidden) + 6 * sent * row
-    indices = 8 * _INDICES * (sizes.tokens * sizes.k + flying)
-    return (numbers + 2 * sizes.tokens * row) * sizes.itemsize + indices
-
-
-def _weights(degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, Bytes]:
-    """Price what a rank multiplies with: seconds of gathering it once, and bytes with its gradients.
-
-    Gradients are summed over rounds. Gathered weights are sent, received and laid out in expert order.
-    """
-    num = sizes.layout.sharing(degree)
-    own = sizes.experts * sizes.dim * (sizes.wide + sizes.hidden) * sizes.itemsize // sizes.ranks
-    if num == 1:
-        return 0.0, 2 * own
-    at = np.arange(sizes.ranks) // num
-    matrix = (at[:, None] == at).astype(np.int64)
-    return speeds.exchange(matrix, own), 5 * num * own
 
 
 def _pipelined(there: Iterable[float], work: Iterable[float], back: Iterable[float]) -> float:
@@ -123,40 +100,26 @@ def _pipelined(there: Iterable[float], work: Iterable[float], back: Iterable[flo
     return returned
 
 
+@dataclass
 class Chooser:
-    """Choose how a load travels, once for loads alike; state of the runtime, equal on all ranks.
+    """Choose how a load travels, once for loads alike; state of the runtime, equal on all ranks."""
 
-    Args:
-        sizes: of the layer.
-        speeds: of the cluster.
-        limit: bytes of a rank above its parameters.
-        sending: its limits of rows hold for every way.
-        levels: numbers of levels that exchanges may have; a layer has the one that it was made with.
-    """
+    sizes: ExpertSizes  # of the layer
+    speeds: Speeds  # of the cluster
+    limit: Bytes  # of a rank, above its parameters
+    sending: Sending = SENDING  # its limits of rows hold for every way
+    levels: Sequence[int] = (1,)  # that exchanges may have; a layer has the one that it was made with
 
-    def __init__(
-        self,
-        sizes: ExpertSizes,
-        speeds: Speeds,
-        limit: Bytes,
-        *,
-        sending: Sending = SENDING,
-        levels: Iterable[int] = (1,),
-    ) -> None:
-        self.sizes, self.speeds, self.limit = sizes, speeds, limit
+    def __post_init__(self) -> None:
         self._every = [
-            (replace(sending, degree=degree, parts=parts), level)
-            for degree, parts, level in product(sizes.layout.degrees, PARTS, levels)
+            (replace(self.sending, degree=degree, parts=parts), level)
+            for degree, parts, level in product(self.sizes.layout.degrees, PARTS, self.levels)
             if degree or (parts, level) == (1, 1)
         ]
         self._known: dict[tuple[int, ...], tuple[Sending, int]] = {}
 
     def best(self, counts: Counts) -> WayPrice:
-        """Return the fastest way for a load that stays within the limit.
-
-        Raises:
-            InfeasibleError: none does; names the smallest bytes found.
-        """
+        """Return the fastest way for a load within the limit; where none is, refuse and name the smallest."""
         prices = [price_of(sending, level, counts, self.sizes, self.speeds) for sending, level in self._every]
         fitting = [one for one in prices if one.held <= self.limit]
         if not fitting:

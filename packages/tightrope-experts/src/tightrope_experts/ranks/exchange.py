@@ -2,9 +2,8 @@
 
 Idea        All ranks know how many rows go from each to each, so a message is rows alone. In two levels, rows
             first go to the rank of the own node with the destination's number in its node, and from there to
-            the other nodes: messages between nodes are larger, and fewer.
-            Before rows travel, ranks exchange numbers; one that refuses sends its reason in their place. A
-            rank that fails later writes its reason into the group's store, where those that wait look.
+            the other nodes: messages between nodes are larger, and fewer. A rank that fails while rows travel
+            writes its reason into the group's store, where those that wait look.
 Guarantee   Both ways deliver equal bits in equal order. What one rank refuses before rows travel, all refuse
             at once, and the group works on. What fails later ends the wait of all in about a second.
 Complexity  One level: ``W - 1`` messages a rank. Two, with nodes of ``m``: ``m - 1`` and ``W / m - 1``.
@@ -13,7 +12,7 @@ Gaps        The first of two levels is waited for; only the second runs while pr
 Source      two-dimensional hierarchical exchange of Tutel (MLSys 2023)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -26,20 +25,19 @@ from torch import Tensor
 from tightrope.core import RankError, TightropeError
 from tightrope.native.hook.lending import Lent
 from tightrope_experts.layout import Counts
-from tightrope_experts.ranks._torch import store
 
 Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""
+FAILED: Final = "tightrope_experts/failed"
 _PATIENCE: Final = timedelta(seconds=1)
-_LONGEST: Final = 2000
-"""Characters of a reason that travel."""
+_LONGEST: Final = 2000  # characters of a reason that travel
 
 
-def key_of(group: dist.ProcessGroup | None) -> str:
-    """Return where a rank of a group writes why it failed, in the store that the ranks met by."""
+def store_of(group: dist.ProcessGroup | None) -> Any:
+    """Return the store of a group, where a rank writes why it failed."""
     known = group or dist.group.WORLD
     assert known is not None
-    return f"tightrope_experts/{known.group_name}/failed"
+    return known.get_group_store()
 
 
 def _reason(group: dist.ProcessGroup | None, error: Exception) -> str:
@@ -62,20 +60,12 @@ def guarded(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     except RankError:
         raise
     except Exception as error:  # whatever it is: others wait for this rank
-        store().set(key_of(group), _reason(group, error))
+        store_of(group).set(FAILED, _reason(group, error))
         raise
 
 
 class Mesh:
-    """The ranks of a process group; state of the runtime.
-
-    Args:
-        group: of torch; None = all ranks.
-        node: ranks of a node, consecutive; 0 = rows travel in one level. Making it is a collective call.
-
-    Raises:
-        TightropeError: nodes do not divide the ranks.
-    """
+    """The ranks of a process group, which make it together; ``node`` neighbours are a node, 0 = none."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, node: int = 0) -> None:
         self.group = group
@@ -83,23 +73,16 @@ class Mesh:
         if node and (node < 0 or self.ranks % node):
             raise TightropeError(f"node={node} does not divide {self.ranks} ranks.")
         if node:
-            members = dist.get_process_group_ranks(group or dist.group.WORLD)
-            lines = [members[at : at + node] for at in range(0, self.ranks, node)]
-            self._inside = _group_of(lines, members[self.rank])
-            self._between = _group_of([list(one) for one in zip(*lines, strict=True)], members[self.rank])
+            members = np.reshape(dist.get_process_group_ranks(group or dist.group.WORLD), (-1, node))
+            self._inside, self._between = (
+                dist.new_subgroups_by_enumeration(lines.tolist())[0]  # type: ignore[no-untyped-call]
+                for lines in (members, members.T)
+            )
 
-    def agreed(self, own: Tensor, error: Exception | None = None) -> Counts:
-        """Return the (W, n) integers of all ranks; ``own`` is (n,) int64.
-
-        Args:
-            own: of this rank; nothing looks at them where it refuses.
-            error: why this rank refuses.
-
-        Raises:
-            RankError: on all ranks, where one refuses; its text is that of the error.
-        """
+    def agreed(self, own: Sequence[int], error: Exception | None = None) -> Counts:
+        """Return the (W, n) integers of all ranks; where one gave an error, raise its text on all."""
         text = _reason(self.group, error).encode() if error else b""
-        every = self._every(torch.cat([own, own.new_tensor([len(text)])]))
+        every = self._every(torch.tensor([*own, len(text)]))
         lengths = every[:, -1]
         if lengths.any():
             padded = torch.tensor(list(text.ljust(int(lengths.max()), b"\0")), dtype=torch.uint8)
@@ -111,34 +94,24 @@ class Mesh:
     def _every(self, own: Tensor) -> Counts:
         every = own.new_empty(self.ranks, len(own))
         self._wait(dist.all_gather(list(every.unbind()), own, group=self.group, async_op=True))
-        found: Counts = every.numpy()
-        return found
+        return every.numpy()
 
     def _wait(self, work: Any) -> None:
-        """Wait, and look now and then whether a rank failed.
-
-        Raises:
-            RankError: one did, and said why.
-        """
+        """Wait, and look now and then whether a rank failed and said why."""
         while True:
             try:
                 work.wait(_PATIENCE)
                 return
             except RuntimeError:  # the patience is over, or the work failed
-                ended, met, key = work.is_completed(), store(), key_of(self.group)
-                if met.check([key]):
-                    raise RankError(met.get(key).decode(errors="replace")) from None
+                ended, met = work.is_completed(), store_of(self.group)
+                if met.check([FAILED]):
+                    raise RankError(met.get(FAILED).decode(errors="replace")) from None
                 if ended:
                     work.wait()  # it may have ended well just now
                     return
 
     def post(self, rows: Tensor, matrix: Counts) -> Coming:
-        """Send rows, sorted by destination, while others send theirs.
-
-        Args:
-            rows: (number, ...); may be dropped at once.
-            matrix: (from, to) rows of all ranks.
-        """
+        """Send rows, sorted by destination, while others send theirs; ``matrix`` is (from, to)."""
         if np.trace(matrix) == matrix.sum():  # all stay
             return lambda: rows
         if self.node:
@@ -146,16 +119,13 @@ class Mesh:
         return self._sent(rows, matrix[self.rank], matrix[:, self.rank], self.group)
 
     def _post_in_two(self, rows: Tensor, matrix: Counts) -> Coming:
-        size, num = self.node, self.ranks // self.node
-        here, place = self.rank // size, self.rank % size
-        cube = matrix.reshape(num, size, num, size)  # node and place of the sender, then of the receiver
+        (here, place), size = divmod(self.rank, self.node), self.node
+        cube = matrix.reshape(-1, size, self.ranks // size, size)  # node and place of sender and receiver
         mine = cube[here, place]  # (node, place) of receivers
-        rows = rows[_turned(mine)]
         arrive = cube[here, :, :, place]  # (place of the sender, node of the receiver)
-        inside = self._sent(rows, mine.sum(0), arrive.sum(1), self._inside)()
-        inside = inside[_turned(arrive)]
-        last = cube[:, :, here, place]  # (node, place) of senders
-        return self._sent(inside, arrive.sum(0), last.sum(1), self._between)
+        inside = self._sent(rows[_turned(mine)], mine.sum(0), arrive.sum(1), self._inside)()
+        last = cube[:, :, here, place].sum(1)  # node of senders
+        return self._sent(inside[_turned(arrive)], arrive.sum(0), last, self._between)
 
     def among(self, parts: Tensor) -> Tensor:
         """Exchange parts with ``len(parts)`` neighbouring ranks, which call this together."""
@@ -175,12 +145,6 @@ class Mesh:
             return came
 
         return wait
-
-
-def _group_of(lines: list[list[int]], rank: int) -> dist.ProcessGroup:
-    """Make a group of each line, on all ranks, and return the one with a rank."""
-    made: list[tuple[bool, dist.ProcessGroup]] = [(rank in line, dist.new_group(line)) for line in lines]
-    return next(group for own, group in made if own)
 
 
 def _turned(counts: Counts) -> Tensor:

@@ -20,38 +20,32 @@ from torch import Tensor, nn
 from tightrope.core import RankError, TightropeError
 from tightrope_experts.layer import Activation, MoE, Weights, backward_of, forward_of
 from tightrope_experts.layout import Counts, ExpertLayout, Sending, Traffic
-from tightrope_experts.products import spread
+from tightrope_experts.products import Routing, check_gates, routed, spread
 from tightrope_experts.ranks.exchange import Coming, Mesh, guarded
 
 SENDING: Final = Sending()
+_Send = Callable[[int], list[Coming]]
+_Work = Callable[[int, list[Tensor]], list[Tensor]]
 
 
 class _Step:
     """Rows of one forward and its backward, on this rank."""
 
-    def __init__(self, mesh: Mesh, traffic: Traffic, chosen: Tensor, act: Activation) -> None:
-        self.mesh, self.traffic, self.act, self.rows = mesh, traffic, act, traffic.sending.rows
-        flat = chosen.t().reshape(-1)
-        self.order = torch.sort(flat, stable=True).indices[: int(traffic.counts[mesh.rank].sum())]
-        self.num_tokens, self.num_rounds = max(len(chosen), 1), traffic.rounds
-        self.kept: dict[int, tuple[Tensor, ...]] = {}
+    def __init__(self, mesh: Mesh, traffic: Traffic, routing: Routing, act: Activation) -> None:
+        self.mesh, self.traffic, self.routing, self.act = mesh, traffic, routing, act
+        self.rows, self.kept = traffic.sending.rows, dict[int, tuple[Tensor, ...]]()
 
     def sent(self, at: int) -> tuple[Tensor, Tensor]:
         """Tokens and rows that travel in a round."""
-        rows = self.order[torch.from_numpy(self.traffic.rows_of(self.mesh.rank, at))]
-        return rows % self.num_tokens, rows
+        these = torch.from_numpy(self.traffic.rows_of(self.mesh.rank, at))
+        return self.routing.tokens[these], self.routing.rows[these]
 
     def given(self, at: int, rows: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows that arrived in a round, the expert of each, and its gate."""
         local = torch.from_numpy(self.traffic.experts_of(self.mesh.rank, at)).unsqueeze(1)
         return rows, local, gates.unsqueeze(1)
 
-    def run(
-        self,
-        send: Callable[[int], list[Coming]],
-        work: Callable[[int, list[Tensor]], list[Tensor]],
-        *sums: Tensor,
-    ) -> None:
+    def run(self, send: _Send, work: _Work, *sums: Tensor) -> None:
         """Send, multiply, send back and add up every round, by token and by row; neighbours overlap."""
 
         def take(at: int) -> None:
@@ -59,15 +53,15 @@ class _Step:
                 total.index_add_(0, where, wait())
 
         coming, back = send(0), list[Coming]()
-        for at in range(self.num_rounds):
+        for at in range(self.traffic.rounds):
             arrived = [wait() for wait in coming]
-            coming = send(at + 1) if at + 1 < self.num_rounds else []
+            coming = send(at + 1) if at + 1 < self.traffic.rounds else []
             made = work(at, arrived)
             del arrived
             if at:
                 take(at - 1)
             back = [self.mesh.post(one, self.traffic.matrices[at].T) for one in made]
-        take(self.num_rounds - 1)
+        take(self.traffic.rounds - 1)
 
     def forward(self, x: Tensor, gates: Tensor, weights: Weights) -> Tensor:
         """Return the sums of tokens (T, M)."""
@@ -154,7 +148,6 @@ class MoEAcross(MoE):
         node: ranks of a node, for exchanges in two levels; 0 = one level.
 
     Attributes:
-        layout: experts over ranks.
         up, down: what this rank holds of the experts: one layout for every degree.
         seen: what travelled in the last forward; equal on all ranks.
 
@@ -168,12 +161,7 @@ class MoEAcross(MoE):
     """
 
     def __init__(
-        self,
-        layer: MoE,
-        group: dist.ProcessGroup | None = None,
-        *,
-        sending: Sending = SENDING,
-        node: int = 0,
+        self, layer: MoE, group: dist.ProcessGroup | None = None, *, sending: Sending = SENDING, node: int = 0
     ) -> None:
         nn.Module.__init__(self)  # it has no experts of its own
         self.mesh = Mesh(group, node)
@@ -200,39 +188,28 @@ class MoEAcross(MoE):
         )
 
     def begin(self, tokens: Tensor, chosen: Tensor, gates: Tensor) -> _Step:
-        """Agree on a step with all ranks.
-
-        Raises:
-            RankError: on every rank, where one refuses, or settings do not fit.
-        """
-        num, wrong = self.layout.experts, None
-        counts = torch.zeros(num, dtype=torch.int64)
+        """Agree on a step with all ranks; where one refuses, or settings differ, raise on every rank."""
+        routing, wrong = None, None
         try:
             if tokens.dtype != self.up.dtype:
                 raise TightropeError(f"Tokens are {tokens.dtype} and experts {self.up.dtype}. Give one type.")
-            if not bool(torch.isfinite(gates).all()):
-                raise TightropeError("A gate is NaN or infinite. Look at the router's inputs and weights.")
-            if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) <= num:
-                raise TightropeError(f"A token chose expert {int(chosen.max())} of 0 to {num - 1}.")
-            counts = torch.bincount(chosen.reshape(-1), minlength=num + 1)[:num]
+            check_gates(gates)
+            routing = routed(chosen, self.layout.experts)
         except Exception as error:  # whatever it is: others wait for this rank
             wrong = error
-        every = self._agreed(counts, wrong)
+        every = self._agreed(routing, wrong)
+        assert routing is not None
         try:
             self.seen = Traffic(self.layout, every, self.sending)
-            return _Step(self.mesh, self.seen, chosen, self.sliced(self.sending.degree))
         except TightropeError as error:  # equal on all ranks
             raise RankError(str(error)) from error
+        num = self.layout.copies(self.sending.degree)
 
-    def sliced(self, degree: int) -> Activation:
-        """Return the activation for rows that are several slices, one behind the other."""
-        num = self.layout.copies(degree)
-
-        def act(before: Tensor) -> Tensor:
+        def act(before: Tensor) -> Tensor:  # of rows that are several slices, one behind the other
             made = self._act(before.reshape(len(before) * num, before.shape[1] // num))
             return made.reshape(len(before), num * made.shape[1])
 
-        return act if num > 1 else self._act
+        return _Step(self.mesh, self.seen, routing, act if num > 1 else self._act)
 
     def own(self) -> list[Tensor]:
         """Return what this rank holds of the experts, in the order of `Weights`."""
@@ -264,12 +241,13 @@ class MoEAcross(MoE):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def refuse(self, said: str) -> None:
         """Raise an error on all ranks."""
-        self._agreed(torch.zeros(self.layout.experts, dtype=torch.int64), TightropeError(said))
+        self._agreed(None, TightropeError(said))
 
-    def _agreed(self, counts: Tensor, wrong: Exception | None) -> Counts:
-        one = self.sending
-        settings = counts.new_tensor([one.degree, one.parts, one.most, one.keep])
-        every = self.mesh.agreed(torch.cat([counts, settings]), wrong)
-        if (every[:, len(counts) :] != every[0, len(counts) :]).any():
+    def _agreed(self, routing: Routing | None, wrong: Exception | None) -> Counts:
+        """Return rows of all ranks by expert; where a rank refuses, no other numbers are looked at."""
+        one, num = self.sending, self.layout.experts
+        counts = routing.counts if routing else [0] * num
+        every = self.mesh.agreed([*counts, one.degree, one.parts, one.most, one.keep], wrong)
+        if (every[:, num:] != every[0, num:]).any():
             raise RankError("Settings differ between ranks. Give every rank the same.")
-        return every[:, : len(counts)]
+        return every[:, :num]
