@@ -18,6 +18,7 @@ import msgspec
 import torch
 from rich.console import Console
 
+from benchmarks.assign.additive import additive, largest_sum, solve_additive
 from benchmarks.assign.cases import oracles
 from benchmarks.assign.torchrec_peer import torchrec_plan, torchrec_refusal
 from benchmarks.micro.rows import Row
@@ -25,22 +26,19 @@ from tightrope.core import InfeasibleError, JudgeError
 from tightrope.native.processor import described
 from tightrope.plan.cp import Worker
 from tightrope_assign.judge.tables import check_table_plan
-from tightrope_assign.lookups.bench import LookupBench, collect, measured_by
+from tightrope_assign.lookups.bench import LookupBench, collect, made_up_tables, measured_by
 from tightrope_assign.lookups.learn import fit_costs
 from tightrope_assign.tables import (
     CONSTANTS,
     Cluster,
     PlaceDevice,
     TableCosts,
-    TableOptions,
     TablePlan,
     TableSet,
     plan_tables,
 )
-from tightrope_assign.tables.exact import additive, largest_sum, solve_additive
 from tightrope_assign.tables.greedy import by_key
-from tightrope_assign.tables.made_up import made_up_tables
-from tightrope_assign.tables.problem import Part, table_problem
+from tightrope_assign.tables.problem import Part, TableProblem
 
 SECONDS: Final = 120
 """CPU time of the collection."""
@@ -104,7 +102,7 @@ def _whole(tables: TableSet) -> list[Part]:
 
 def _plans(tables: TableSet, cluster: Cluster) -> dict[str, tuple[Sequence[Part], Sequence[int]]]:
     """Plan by every method; a method without a plan within the bytes is left out."""
-    problem, parts = table_problem(tables, cluster, costs()), _whole(tables)
+    problem, parts = TableProblem(tables, cluster, costs()), _whole(tables)
     found: dict[str, tuple[Sequence[Part], Sequence[int]]] = {}
     for key in KEYS:
         if (hosts := by_key(problem, parts, key)) is not None:
@@ -113,9 +111,7 @@ def _plans(tables: TableSet, cluster: Cluster) -> dict[str, tuple[Sequence[Part]
         found["torchrec"] = peer
     measure = measured_by(bench(), tables)
     for name, method in (("table-wise", "table"), ("ours", "auto")):
-        plan = plan_tables(
-            tables, cluster, costs(), options=TableOptions(method=method, seconds=1.0), measure=measure
-        )
+        plan = plan_tables(tables, cluster, costs(), method=method, seconds=1.0, measure=measure)
         check_table_plan(tables, cluster, costs(), plan)
         found[name] = placed(tables, cluster, plan)
     return found
@@ -133,7 +129,7 @@ def measured_tasks() -> list[dict[str, tuple[float, float]]]:
     """Per task and method: the slowest lookups as measured, and exchanges as priced, in ms."""
     found = []
     for tables, cluster in tasks(share=1.5):
-        problem, measure = table_problem(tables, cluster, costs()), measured_by(bench(), tables)
+        problem, measure = TableProblem(tables, cluster, costs()), measured_by(bench(), tables)
         row, known = {}, {}
         for name, (parts, hosts) in _plans(tables, cluster).items():
             shards = problem.shards(parts, hosts)
@@ -197,7 +193,7 @@ def n3() -> list[Row]:
         )
         cluster = Cluster(smaller) if seed % 2 else cluster
         try:
-            plan = plan_tables(tables, cluster, options=TableOptions(method="table", seconds=0.3))
+            plan = plan_tables(tables, cluster, method="table", seconds=0.3)
             planned += 1
             check_table_plan(tables, cluster, CONSTANTS, plan)
         except InfeasibleError:
@@ -220,7 +216,7 @@ def n4() -> list[Row]:
         drawn = made_up_tables(tables, seed=7)
         cluster = tight(drawn, devices)
         begun = time.thread_time()
-        plan = plan_tables(drawn, cluster, prices, options=TableOptions(seconds=0.85 * most))
+        plan = plan_tables(drawn, cluster, prices, seconds=0.85 * most)
         took = time.thread_time() - begun
         check_table_plan(drawn, cluster, prices, plan)
         found.append(
@@ -240,9 +236,9 @@ def n5() -> list[Row]:
     ratios, proofs = [], 0
     with Worker() as worker:
         for tables, cluster in tasks(20):
-            plan = plan_tables(tables, cluster, sums, options=TableOptions(method="table", seconds=2))
+            plan = plan_tables(tables, cluster, sums, method="table", seconds=2)
             parts, hosts = placed(tables, cluster, plan)
-            problem = table_problem(tables, cluster, sums)
+            problem = TableProblem(tables, cluster, sums)
             cost = additive(problem, parts)
             best, proved = solve_additive(problem, parts, hosts, seconds=3, worker=worker)
             proofs += proved
@@ -295,7 +291,7 @@ def w2() -> list[Row]:
         if best is None:
             continue
         total += 1
-        plan = plan_tables(tables, cluster, prices, options=TableOptions(method="table", seconds=1))
+        plan = plan_tables(tables, cluster, prices, method="table", seconds=1)
         equal += abs(plan.cost - best) <= 2
         above += plan.cost > best + 2
         wrong += plan.lower_bound > best + 2
@@ -314,13 +310,13 @@ def w3() -> list[Row]:
     for seed in range(10):
         tables = made_up_tables(60, seed=seed)
         cluster = tight(tables, 8, share=1.5)
-        plan = plan_tables(tables, cluster, CONSTANTS, options=TableOptions(seconds=2))
+        plan = plan_tables(tables, cluster, CONSTANTS, seconds=2)
         left = cluster.without([cluster.names[seed % 8]])
         begun = time.thread_time()
-        again = plan_tables(tables, left, CONSTANTS, options=TableOptions(seconds=1.5), replaces=plan)
+        again = plan_tables(tables, left, CONSTANTS, seconds=1.5, replaces=plan)
         took.append(time.thread_time() - begun)
         check_table_plan(tables, left, CONSTANTS, again, replaces=plan)
-        ratios.append(again.cost / plan_tables(tables, left, CONSTANTS, options=TableOptions(seconds=2)).cost)
+        ratios.append(again.cost / plan_tables(tables, left, CONSTANTS, seconds=2).cost)
         moved.append(again.moved_bytes / sum(4 * table.rows * table.dim for table in tables.tables))
     return [
         Row(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tightrope_assign.judge.tables import check_table_plan
-from tightrope_assign.lookups.bench import LookupBench
+from tightrope_assign.lookups.bench import LookupBench, made_up_tables
 from tightrope_assign.lookups.run import ShardedTables
 from tightrope_assign.tables import (
     CONSTANTS,
@@ -22,7 +22,6 @@ from tightrope_assign.tables import (
     TableSet,
     plan_tables,
 )
-from tightrope_assign.tables.made_up import made_up_tables
 from tightrope_assign.values.files import read_value, write_value
 
 RANKS, SAMPLES, STEPS, RATE = 4, 16, 4, 0.1

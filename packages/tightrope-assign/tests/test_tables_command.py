@@ -8,7 +8,8 @@ import pytest
 
 from tightrope.cli import main
 from tightrope.native.processor import described
-from tightrope_assign.tables import CONSTANTS
+from tightrope_assign.lookups.bench import MeasuredSet
+from tightrope_assign.tables import CONSTANTS, TableSet
 from tightrope_assign.values.files import write_value
 
 TABLES = """name = "ads"
@@ -87,6 +88,9 @@ def test_a_lost_device_is_planned_around(folder: Path, capsys: pytest.CaptureFix
         (("--devices", "2", "--costs", "negative.json"), 2, "level holds -5.0"),
         (("--devices", "2", "--replaces", "later.json"), 2, "the file has schema 2"),
         (("--devices", "2", "-o", "tables.toml"), 2, "would be overwritten"),
+        (("--devices", "2", "-o", "one", "--page", "one"), 2, "'one' is given for two outputs"),
+        (("--cluster", "twice.toml"), 2, "'b' and 'a' are joined twice: keep one of them"),
+        (("--devices", "2", "--replaces", "huge.json"), 2, "an integer beyond 2^80: integers must lie"),
     ],
 )
 def test_bad_input_ends_with_a_message_and_writes_nothing(
@@ -99,6 +103,9 @@ def test_bad_input_ends_with_a_message_and_writes_nothing(
     (folder / "later.json").write_text('{"schema": 2}')
     (folder / "negative.json").write_bytes(write_value(replace(CONSTANTS, level=-5.0)))
     (folder / "nan.json").write_text(write_value(CONSTANTS).decode().replace('"level": 0.0', '"level": NaN'))
+    pairs = 'pairs = [{ one = "a", other = "b" }, { one = "b", other = "a" }]'
+    (folder / "twice.toml").write_text(f"{CLUSTER}{pairs}")
+    (folder / "huge.json").write_text(f'{{"schema": 1, "placed": [], "cost": {2**90}}}')
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     output = () if "-o" in given else ("-o", "plan.json")
     assert plan(*given, *output) == code
@@ -111,6 +118,10 @@ def test_bad_input_ends_with_a_message_and_writes_nothing(
     [
         ("rows = 2000", "rows = -2000", "table 'city': rows=-2000"),
         ('"city"', '"user"', "table 'user' is there twice"),
+        ('"city"', r'"ci\u001b[2Jty"', r"'ci\x1b[2Jty': give a name of 1 to 200 printable characters"),
+        ('"ads"', r'"a\u0007ds"', r"tables 'a\x07ds': give a name"),
+        ("rows = 2000", f"rows = {2**90}", f"table 'city': rows={2**90}: give 1 to 2^40"),
+        ("pooling = 20", f"pooling = {10**400}", "'item', pooling: number out of range"),
         ("pooling = 20", "pooling = nan", "'item': pooling=nan"),
         ("dim = 16", "dim = 1.5", "give a whole number"),
         ("batch = 256", "batch = 0", "batch=0"),
@@ -131,7 +142,8 @@ def test_prices_of_this_machine_are_measured_saved_and_used(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measure = ("measure", "-o", "costs.json", "--seconds", "1", "--no-exchange", "--json")
-    (folder / "costs.json.part").write_text('{"machine": "elsewhere", "schema": 1}\n')
+    one = MeasuredSet(TableSet(()), 1, 0.0, "elsewhere")
+    (folder / "costs.json.part").write_bytes(msgspec.json.encode(one) + b"\n")
     assert run(*measure) == 2
     assert "was measured on another machine" in capsys.readouterr().err
     (folder / "costs.json.part").unlink()

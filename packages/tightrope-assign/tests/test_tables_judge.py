@@ -9,13 +9,13 @@ from tables_references import curved_costs, price, small_tables
 
 from tightrope.core import JudgeError
 from tightrope_assign.judge.tables import check_table_plan
-from tightrope_assign.tables import Cluster, PlaceDevice, TableOptions, TablePlan, TableShard, plan_tables
-from tightrope_assign.tables.made_up import made_up_tables
+from tightrope_assign.lookups.bench import made_up_tables
+from tightrope_assign.tables import Cluster, PlaceDevice, TablePlan, TableShard, plan_tables
 
 TABLES = made_up_tables(12, seed=3, most_rows=20_000)
 DEVICES = Cluster(tuple(PlaceDevice(f"d{at}", 7_000_000) for at in range(3)))
 COSTS = curved_costs()
-PLAN = plan_tables(TABLES, DEVICES, COSTS, options=TableOptions(seconds=2))
+PLAN = plan_tables(TABLES, DEVICES, COSTS, seconds=2)
 replace = msgspec.structs.replace
 Damage = Callable[[list[TableShard], random.Random], dict[str, object] | None]
 
@@ -128,7 +128,7 @@ def test_bytes_that_move_are_counted_anew() -> None:
 def test_prices_are_those_of_the_formula(seed: int) -> None:
     tables, cluster = small_tables(seed)
     costs = curved_costs(seed)
-    plan = plan_tables(tables, cluster, costs, options=TableOptions(seconds=1))
+    plan = plan_tables(tables, cluster, costs, seconds=1)
     number = {table.name: at for at, table in enumerate(tables.tables)}
     pieces = [(number[s.table], s.start, s.stop) for s in plan.placed]
     hosts = [cluster.names.index(s.device) for s in plan.placed]

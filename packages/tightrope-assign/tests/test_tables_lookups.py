@@ -9,7 +9,7 @@ import pytest
 from tables_references import curved_costs
 
 from tightrope.core import PlanFileError, TightropeError
-from tightrope_assign.lookups.bench import LookupBench, collect, drawn_set
+from tightrope_assign.lookups.bench import LookupBench, MeasuredSet, collect, drawn_set
 from tightrope_assign.lookups.learn import accuracy, fit_costs, nonnegative, predict
 from tightrope_assign.tables import EmbeddingTable, TableSet
 from tightrope_assign.values.costs import check_costs
@@ -50,7 +50,8 @@ def test_measurements_go_on_where_they_ended(tmp_path: Path, bench: LookupBench)
         "[]\n",
         '{"machine": 7}\n',
         path.read_text() + "[1, 2]\n",
-        path.read_text() + '[1, "x", 0, []]\n',
+        path.read_text().replace('"ns":', '"ns":-'),
+        path.read_text().replace('"spent":', '"spent":"x'),
     ):
         path.write_text(text)
         with pytest.raises(PlanFileError):
@@ -60,7 +61,7 @@ def test_measurements_go_on_where_they_ended(tmp_path: Path, bench: LookupBench)
 def test_a_fit_finds_prices_that_have_the_form() -> None:
     sets = [drawn_set(f"fit {at}") for at in range(300)]
     true = predict(curved_costs(), sets)
-    measured = [(one, round(ns)) for one, ns in zip(sets, true, strict=True)]
+    measured = [MeasuredSet(one, round(ns), 0.0, "") for one, ns in zip(sets, true, strict=True)]
     costs = fit_costs(measured, epochs=60)
     check_costs(costs)
     assert costs.figures["median_error"] < 0.1
@@ -102,7 +103,6 @@ def test_a_recommender_on_four_ranks_equals_one_process() -> None:
 def test_exchanges_are_measured_on_four_ranks() -> None:
     from tightrope_assign.lookups.exchange import measure_exchanges
 
-    forward, backward, waits, _ = measure_exchanges(trials=10)
+    forward, backward, _ = measure_exchanges(trials=10)
     assert 0 < forward.per_byte < 1000
     assert 0 <= backward.latency < 1e9
-    assert 0.3 < waits < 2

@@ -8,13 +8,16 @@ Complexity  O(items * devices), then exponential, within a limit of effort.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
 
 from tightrope.core import Bytes, InfeasibleError, TightropeError
 from tightrope.plan.cp import ConstraintProgram, Worker
 
 _EFFORT: Final = 30.0
 """Deterministic seconds of CP-SAT."""
+_MOST_LITERALS: Final = 100_000
 
 
 class Holding(Protocol):
@@ -33,17 +36,31 @@ class Holding(Protocol):
         """Bytes of each device."""
 
 
-def fitting(problem: Holding, what: str = "tasks") -> list[int]:
-    """Find an assignment within the bytes.
+class Items(NamedTuple):
+    """Items that may be anywhere in their options; see `Holding`."""
+
+    options: Sequence[Sequence[int]]
+    size: Sequence[Bytes]
+    room: Sequence[Bytes]
+
+
+def fitting(problem: Holding, what: str = "tasks", seconds: float | None = None) -> list[int]:
+    """Find an assignment within the bytes, by a search of at most ``seconds`` where packing finds none.
 
     Raises:
-        InfeasibleError: there is none; or packing by size finds none, and OR-Tools is not installed.
+        InfeasibleError: there is none; or packing by size finds none, and OR-Tools is not installed, or the
+            search is too large for its time.
     """
     found = packed(problem)
     if found is not None:
         return found
+    if sum(map(len, problem.options)) > _MOST_LITERALS or (seconds is not None and seconds < 1):
+        raise InfeasibleError(
+            f"Packing {what} by size found no assignment within the bytes, and a search takes too long. "
+            "Give devices more bytes."
+        )
     try:
-        return _searched(problem, what)
+        return _searched(problem, what, seconds)
     except InfeasibleError:
         raise
     except TightropeError as error:
@@ -54,22 +71,21 @@ def fitting(problem: Holding, what: str = "tasks") -> list[int]:
 
 def packed(problem: Holding) -> list[int] | None:
     """Pack items with few options and many bytes first, each where most bytes are left."""
-    hosts, free = [-1] * len(problem.size), list(problem.room)
+    hosts, free = [-1] * len(problem.size), np.array(problem.room)
     for item in sorted(range(len(hosts)), key=lambda t: (len(problem.options[t]), -problem.size[t])):
-        size = problem.size[item]
-        able = [d for d in problem.options[item] if size <= free[d]]
-        if not able:
+        able = problem.options[item]
+        hosts[item] = able[int(free[able].argmax())]
+        free[hosts[item]] -= problem.size[item]
+        if free[hosts[item]] < 0:
             return None
-        hosts[item] = max(able, key=lambda d: (free[d], -d))
-        free[hosts[item]] -= size
     return hosts
 
 
-def _searched(problem: Holding, what: str) -> list[int]:
+def _searched(problem: Holding, what: str, seconds: float | None) -> list[int]:
     program = ConstraintProgram()
     chosen = assign(program, problem, ())
     with Worker() as worker:
-        outcome = worker.solve(program, effort=_EFFORT, seed=0, seconds=None)
+        outcome = worker.solve(program, effort=_EFFORT, seed=0, seconds=seconds)
     if not outcome.values:
         why = "No assignment fits" if outcome.proved else "No assignment was found that fits"
         raise InfeasibleError(

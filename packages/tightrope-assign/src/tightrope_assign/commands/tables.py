@@ -54,7 +54,7 @@ def plan_command(
     elsewhere: Annotated[
         bool, typer.Option("--elsewhere", help="Take prices of another machine, and measure nothing.")
     ] = False,
-    method: Annotated[str, typer.Option(help="auto, greedy, table or exact.")] = "auto",
+    method: Annotated[str, typer.Option(help="auto, greedy or table.")] = "auto",
     seconds: Annotated[float, typer.Option(min=0.01, max=86_400, help="Of the search, about.")] = 10.0,
     replaces: Annotated[
         Path | None, typer.Option(help="Plan of before: parts stay where that costs nothing.")
@@ -76,7 +76,7 @@ def plan_command(
     if device_bytes is not None and devices is None:
         raise TightropeError(f"--bytes {device_bytes!r:.60} is for --devices: a cluster's file has its own.")
     from tightrope_assign.judge.tables import check_table_plan
-    from tightrope_assign.tables import TableOptions, plan_tables
+    from tightrope_assign.tables import plan_tables
     from tightrope_assign.tables.show import device_rows, table_page
     from tightrope_assign.values.cluster import Cluster, PlaceDevice, check_cluster, read_cluster, read_toml
     from tightrope_assign.values.files import read_value, write_value
@@ -99,8 +99,7 @@ def plan_command(
         except JudgeError as error:
             raise JudgeError(f"{str(replaces)!r} does not hold for {str(tables)!r}: {error}") from error
     left = whole.without([name.strip() for name in without.split(",")]) if without else whole
-    options = TableOptions(method=method, seconds=seconds)
-    plan = plan_tables(what, left, prices, options=options, measure=measure, replaces=old)
+    plan = plan_tables(what, left, prices, method=method, seconds=seconds, measure=measure, replaces=old)
     check_table_plan(what, left, prices, plan, replaces=old)
     rows = device_rows(what, left, prices, plan)
     if output is not None:
@@ -185,12 +184,10 @@ def measure_command(
 
     shown = progress if sys.stderr.isatty() else None
     measured = collect(part, seconds=seconds, fewest=FEWEST, seed=seed, progress=shown)
-    forward, backward, waits, error = CONSTANTS.forward, CONSTANTS.backward, 1.0, 0.0
+    forward, backward, error = CONSTANTS.forward, CONSTANTS.backward, 0.0
     if not no_exchange:
-        forward, backward, waits, error = measure_exchanges(seed=seed)
-    found = fit_costs(
-        measured, forward=forward, backward=backward, waits=waits, exchange_error=error, seed=seed
-    )
+        forward, backward, error = measure_exchanges(seed=seed)
+    found = fit_costs(measured, forward=forward, backward=backward, exchange_error=error, seed=seed)
     check_costs(found)
     write_whole(output, write_value(found))
     part.unlink(missing_ok=True)

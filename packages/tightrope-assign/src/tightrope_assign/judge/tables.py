@@ -52,10 +52,13 @@ def check_table_plan(
         JudgeError: names the shard, the device or the figure.
     """
     named = {table.name: table for table in tables.tables}
-    check_names(named, dict.fromkeys(shard.table for shard in plan.placed), "table")
+    parts: dict[str, list[tuple[int, int]]] = {}
+    for shard in plan.placed:
+        parts.setdefault(shard.table, []).append((shard.start, shard.stop))
+    check_names(named, parts, "table")
     check_devices(cluster, ((shard.label, shard.device) for shard in plan.placed), "shard")
     for table in tables.tables:
-        _check_columns(table, sorted((s.start, s.stop) for s in plan.placed if s.table == table.name))
+        _check_columns(table, sorted(parts[table.name]))
     held = {
         name: sum(shard_bytes(tables, named[s.table], s.stop - s.start) for s in mine)
         for name, mine in by_device(cluster, plan.placed).items()
@@ -99,12 +102,12 @@ def _check_columns(table: EmbeddingTable, parts: Sequence[tuple[int, int]]) -> N
         at = stop
     if at != table.dim:
         raise JudgeError(f"table {table.name!r:.60} has {table.dim} columns; {at} are placed.")
-    able, found = {(0, table.dim)}, [(0, table.dim)]
-    while found:
-        found = [part for one in found for part in halves(*one)]
-        able.update(found)
-    if odd := sorted(set(parts) - able):
-        raise JudgeError(f"table {table.name!r:.60}: columns {list(odd[0])} are no result of halving.")
+    widths = [table.dim]
+    while halves(0, widths[-1]):
+        widths.append(widths[-1] // 2)
+    for start, stop in parts:
+        if stop - start not in widths or start % (stop - start):
+            raise JudgeError(f"table {table.name!r:.60}: columns [{start}:{stop}] are no result of halving.")
 
 
 class _Repriced:
@@ -135,11 +138,10 @@ class _Repriced:
         bends = np.maximum(self.layers[2] @ z + costs.bend, 0)
         return float(costs.per_width * widths + costs.level + z @ costs.slope + bends @ costs.out)
 
-    def cheapest(self, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Take, kind by kind, the smallest price that columns cost in any parts."""
-        whole = self.kinds(name, stop - start)
-        parts = halves(start, stop)
-        return np.minimum(whole, sum(self.cheapest(name, *part) for part in parts)) if parts else whole
+    def cheapest(self, name: str, columns: int) -> NDArray[np.float64]:
+        """Take, kind by kind, the smallest price that columns cost in any parts: halves cost alike."""
+        whole = self.kinds(name, columns)
+        return np.minimum(whole, 2 * self.cheapest(name, columns // 2)) if halves(0, columns) else whole
 
 
 def _exchanges(cluster: Cluster, prices: _Repriced) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -172,7 +174,7 @@ def _cost(cluster: Cluster, prices: _Repriced, plan: TablePlan) -> float:
 
 def _bound(cluster: Cluster, prices: _Repriced) -> float:
     tables = prices.tables.tables
-    least = np.sum([prices.cheapest(table.name, 0, table.dim) for table in tables], axis=0)
+    least = np.sum([prices.cheapest(table.name, table.dim) for table in tables], axis=0)
     rates = sorted((device.rate / 1e9 for device in cluster.devices), reverse=True)
     lookup = min(
         count * prices.device(least / count, 1) / sum(rates[:count]) for count in range(1, len(rates) + 1)

@@ -67,19 +67,14 @@ class ShardedTables(nn.Module):
         self.ids = [[number[s.table] for s in mine] for mine in order]  # of each rank, by width
         self.widths = [[s.stop - s.start for s in mine] for mine in order]
         flat = [(number[s.table], s.start) for mine in order for s in mine]
-        self.turns = sorted(
-            range(len(flat)), key=flat.__getitem__
-        )  # shards in the order of tables and columns
-        first: dict[int, int] = {}
-        firsts = []
-        parts: dict[int, list[Tensor]] = {}
+        self.turns = sorted(range(len(flat)), key=flat.__getitem__)  # shards by table and column
+        self.firsts: list[int] = []  # first row of each shard in the weight of its width
+        parts: dict[str, list[Tensor]] = {}
         for shard in order[self.rank]:
-            width, rows = shard.stop - shard.start, tables.tables[number[shard.table]].rows
-            firsts.append(first.get(width, 0))
-            first[width] = firsts[-1] + rows
-            parts.setdefault(width, []).append(weights[shard.table][:, shard.start : shard.stop])
-        self.firsts = firsts
-        self.weights = nn.ParameterDict({str(w): nn.Parameter(torch.cat(one)) for w, one in parts.items()})
+            same = parts.setdefault(str(shard.stop - shard.start), [])
+            self.firsts.append(sum(map(len, same)))
+            same.append(weights[shard.table][:, shard.start : shard.stop])
+        self.weights = nn.ParameterDict({width: nn.Parameter(torch.cat(one)) for width, one in parts.items()})
         self.dtype = next(iter(self.weights.values())).dtype if parts else torch.get_default_dtype()
 
     def forward(self, rows: Sequence[Tensor], lengths: Sequence[Tensor]) -> Tensor:
@@ -92,11 +87,10 @@ class ShardedTables(nn.Module):
         Returns:
             Sums of rows, (samples, columns of all tables in order).
         """
-        samples = len(lengths[0])
-        mine = self.ids[self.rank]
+        samples, num = len(lengths[0]), len(self.ids[self.rank])
         sent = torch.cat([lengths[at] for ids in self.ids for at in ids])
         sizes = [len(ids) * samples for ids in self.ids]
-        came = _all_to_all(sent, sizes, [len(mine) * samples] * self.num).view(self.num, len(mine), samples)
+        came = _all_to_all(sent, sizes, [num * samples] * self.num).view(self.num, num, samples)
         counts = [sum(len(rows[at]) for at in ids) for ids in self.ids]
         numbers = torch.cat([rows[at] for ids in self.ids for at in ids])
         here = _all_to_all(numbers, counts, [int(one.sum()) for one in came])

@@ -1,6 +1,6 @@
 """Where embedding tables live: whole or by columns, on devices with limits and links."""
 
-from tightrope_assign.tables.plan import TableOptions, plan_tables
+from tightrope_assign.tables.plan import plan_tables
 from tightrope_assign.values.cluster import Cluster, PlaceDevice, read_cluster
 from tightrope_assign.values.costs import CONSTANTS, TableCosts
 from tightrope_assign.values.tables import EmbeddingTable, TablePlan, TableSet, TableShard
@@ -11,7 +11,6 @@ __all__ = [
     "EmbeddingTable",
     "PlaceDevice",
     "TableCosts",
-    "TableOptions",
     "TablePlan",
     "TableSet",
     "TableShard",

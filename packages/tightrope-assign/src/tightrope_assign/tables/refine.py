@@ -7,11 +7,10 @@ Idea        Take a part off the device with the slowest lookups, or with the mos
 Source      Iterated local search with pairwise interchange
 Guarantee   Never more expensive than the start, and within the bytes. Equal inputs give equal plans where no
             clock ends it.
-Complexity  A step prices (parts of a device) * (parts + devices) pairs.
+Complexity  A step prices (parts of a device) * (parts + devices) pairs, at most 100,000 drawn ones.
 Gaps        Exchanges are estimated for all pairs and priced exactly for the eight best.
 """
 
-import random
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from tightrope_assign.tables.problem import Floats, Ints, Part, TableProblem
 
 _SHORTLIST: Final = 8
+_MOST_PAIRS: Final = 100_000
 _LEAST_GAIN: Final = 1e-7
 _WORSE: Final = 1.03
 """Cost relative to the best, up to which a search goes on from a worse plan."""
@@ -30,94 +30,101 @@ _WORSE: Final = 1.03
 class PartsOnDevices:
     """Parts on devices, with what each device adds up to; the last parts are empty, one per device."""
 
-    def __init__(self, problem: TableProblem, parts: Sequence[Part], hosts: Sequence[int]) -> None:
-        num, self.problem, self.num = problem.num_devices, problem, len(parts)
-        names = sorted({b - a for _, a, b in parts})
-        self.kinds = np.zeros((len(parts) + num, len(problem.pricer.costs.slope)))
-        self.size, self.columns = (np.zeros(len(parts) + num, np.int64) for _ in range(2))
-        self.width = np.zeros((len(parts) + num, len(names)), np.int64)
-        for at, part in enumerate(parts):
-            wide = part[2] - part[1]
-            self.kinds[at] = problem.pricer.kinds(part[0], wide)
-            self.size[at], self.columns[at] = problem.size(part), wide
-            self.width[at, names.index(wide)] = 1
+    def __init__(self, problem: TableProblem, parts: Sequence[Part], hosts: Sequence[int], seed: int) -> None:
+        self.problem, self.num, self.chance = problem, len(parts), np.random.default_rng(seed)
+        empty = np.zeros(problem.num_devices, np.int64)
+        wide = np.array([stop - start for _, start, stop in parts])
+        names, width = np.unique(wide, return_inverse=True)
+        kinds = [problem.kinds(at, stop - start) for at, start, stop in parts]
+        self.kinds: Floats = np.vstack([*kinds, np.zeros((len(empty), len(kinds[0])))])
+        self.size: Ints = np.concatenate([[problem.size(part) for part in parts], empty])
+        self.columns, self.width = np.concatenate([wide, empty]), np.concatenate([width, empty + len(names)])
         self.slope = float(problem.ends.sum(-1).mean())
-        self.load([*hosts, *range(num)])
+        self.load([*hosts, *range(len(empty))])
 
     def load(self, hosts: Sequence[int] | Ints) -> None:
         """Take other devices for all parts."""
-        num = self.problem.num_devices
-        self.hosts = np.array(hosts, np.int64)
-        member = np.zeros((num, len(self.hosts)))
-        member[self.hosts, np.arange(len(self.hosts))] = 1
-        self.z, self.counts = member @ self.kinds, np.rint(member @ self.width).astype(np.int64)
-        self.held = np.zeros(num, np.int64)
-        np.add.at(self.held, self.hosts, self.size)
-        self.wide = np.zeros(num, np.int64)
-        np.add.at(self.wide, self.hosts, self.columns)
-        price = self.problem.pricer.lookups(self.z, (self.counts > 0).sum(-1))
-        self.lookups: Floats = price * self.problem.slow
+        num, self.hosts = self.problem.num_devices, np.array(hosts, np.int64)
+        self.z, self.counts = np.zeros((num, self.kinds.shape[1])), np.zeros((num, self.width[-1] + 1), int)
+        np.add.at(self.z, self.hosts, self.kinds)
+        np.add.at(self.counts, (self.hosts, self.width), 1)
+        self.held, self.wide = (np.bincount(self.hosts, one, num) for one in (self.size, self.columns))
+        self.widths = (self.counts[:, :-1] > 0).sum(1)
+        self.counts[:, -1] = 2  # an empty part never makes or ends a width
+        self.lookups: Floats = self.problem.lookups(self.z, self.widths) * self.problem.slow
         self.cost = float(self.lookups.max() + self.problem.exchanges(self.wide).sum())
 
     def better(self, device: int) -> tuple[float, int, int] | None:
         """Find the best part of a device and part that comes back; None where no pair lowers the cost."""
-        mine = np.flatnonzero(self.hosts[: self.num] == device)
-        others = np.flatnonzero(self.hosts != device)
-        if not len(mine) or not len(others):
-            return None
-        host, room = self.hosts[others], self.problem.room
+        mine, others = np.flatnonzero(self.hosts[: self.num] == device), np.flatnonzero(self.hosts != device)
+        if len(mine) * len(others) > _MOST_PAIRS:
+            mine = self.chance.permutation(mine)[:300]
+            others = self.chance.permutation(others)[: _MOST_PAIRS // len(mine)]
+        free = self.problem.room - self.held
         grows = self.size[mine][:, None] - self.size[others]
-        able = (grows <= (room - self.held)[host]) & (-grows <= room[device] - self.held[device])
-        out, back = np.nonzero(able)
+        out, back = np.nonzero((grows <= free[self.hosts[others]]) & (-grows <= free[device]))
         if not len(out):
             return None
-        mine, others, host = mine[out], others[back], host[back]
-        delta, width = self.kinds[others] - self.kinds[mine], self.width[others] - self.width[mine]
-        price, slow = self.problem.pricer.lookups, self.problem.slow
-        here = price(self.z[device] + delta, ((self.counts[device] + width) > 0).sum(-1)) * slow[device]
-        there = price(self.z[host] - delta, ((self.counts[host] - width) > 0).sum(-1)) * slow[host]
-        lookups = np.maximum(np.maximum(here, there), _rest(self.lookups, device, host))
-        wide = self.columns[others] - self.columns[mine]
-        most = np.maximum(np.maximum(self.wide[device] + wide, self.wide[host] - wide), 0)
+        mine, others, price = mine[out], others[back], self.problem.lookups
+        host, delta, wide = self.hosts[others], self.kinds[others] - self.kinds[mine], self.columns[others]
+        gone, come, slow = self.width[mine], self.width[others], self.problem.slow
+        here = (self.counts[device, come] == 0) * 1 - (self.counts[device, gone] == 1)
+        there = (self.counts[host, gone] == 0) * 1 - (self.counts[host, come] == 1)
+        here, there = (np.where(gone == come, 0, one) for one in (here, there))
+        lookups = price(self.z[device] + delta, self.widths[device] + here) * slow[device]
+        lookups = np.maximum(lookups, price(self.z[host] - delta, self.widths[host] + there) * slow[host])
+        lookups = np.maximum(lookups, _rest(self.lookups, device, host))
+        wide = wide - self.columns[mine]
+        most = np.maximum(self.wide[device] + wide, self.wide[host] - wide)
         most = np.maximum(most, _rest(self.wide, device, host))
-        short = np.argsort(lookups + 2 * self.slope * most, kind="stable")[:_SHORTLIST].tolist()
-        costs = [float(lookups[at]) + self._exchanges(device, int(host[at]), int(wide[at])) for at in short]
-        cost, best = min(zip(costs, short, strict=True))
-        if cost < self.cost * (1 - _LEAST_GAIN):
-            return cost, int(mine[best]), int(others[best])
+        short = np.argsort(lookups + 2 * self.slope * most, kind="stable")[:_SHORTLIST]
+        columns = np.tile(self.wide, (len(short), 1))
+        columns[:, device] += wide[short]
+        columns[np.arange(len(short)), host[short]] -= wide[short]
+        costs = lookups[short] + self.problem.exchanges(columns).sum(-1)
+        best = int(costs.argmin())
+        if costs[best] < self.cost * (1 - _LEAST_GAIN):
+            return float(costs[best]), int(mine[short[best]]), int(others[short[best]])
         return None
 
-    def _exchanges(self, device: int, host: int, wide: int) -> float:
-        columns = self.wide.copy()
-        columns[device] += wide
-        columns[host] -= wide
-        return float(self.problem.exchanges(columns).sum())
-
-    def swap(self, one: int, other: int) -> None:
-        """Exchange the devices of two parts; an empty part stays where it is."""
-        hosts = self.hosts.copy()
-        hosts[one] = self.hosts[other]
-        if other < self.num:
-            hosts[other] = self.hosts[one]
-        self.load(hosts)
-
     def descend(self, until: float) -> None:
-        """Take the best pair while there is one."""
+        """Take the best pair while there is one; empty parts stay where they are."""
         while time.monotonic() < until:
             hot = dict.fromkeys((int(self.lookups.argmax()), int(self.wide.argmax())))
             found = [pair for pair in map(self.better, hot) if pair is not None]
             if not found:
                 return
-            self.swap(*min(found)[1:])
+            _, one, other = min(found)
+            hosts = self.hosts.copy()
+            hosts[one] = self.hosts[other]
+            if other < self.num:
+                hosts[other] = self.hosts[one]
+            self.load(hosts)
+
+    def kick(self) -> None:
+        """Take all parts off the slowest device and up to two others; place them anew in a random order."""
+        hot, problem = int(self.lookups.argmax()), self.problem
+        others = np.delete(np.arange(problem.num_devices), hot)
+        devices = np.array([hot, *self.chance.permutation(others)[: self.chance.integers(1, 3)]])
+        mine, hosts = np.flatnonzero(np.isin(self.hosts[: self.num], devices)), self.hosts.copy()
+        weight = problem.lookups(self.kinds[mine], np.ones(len(mine), np.int64))
+        weight *= self.chance.uniform(0.6, 1.4, len(mine))
+        loads, free = np.zeros(len(devices)), problem.room[devices].copy()
+        for at in np.argsort(-weight):
+            after, size = loads + weight[at] * problem.slow[devices], self.size[mine[at]]
+            chosen = int(np.where(size <= free, after, np.inf).argmin())
+            if size > free[chosen]:
+                return
+            loads[chosen] = after[chosen]
+            free[chosen] -= size
+            hosts[mine[at]] = devices[chosen]
+        self.load(hosts)
 
 
 def _rest(values: NDArray[np.number], device: int, host: Ints) -> NDArray[np.number]:
-    """Take the largest value of devices other than two; lowest where there is none."""
+    """Take the largest value of devices other than two; 0 where there is none."""
     order = [at for at in np.argsort(-values, kind="stable")[:3].tolist() if at != device]
-    first = values[order[0]] if order else 0
-    second = values[order[1]] if len(order) > 1 else 0
-    found: NDArray[np.number] = np.where(host == (order[0] if order else -1), second, first)
-    return found
+    return np.where(host == order[0], values[order[1]] if len(order) > 1 else 0, values[order[0]])
 
 
 def refine(
@@ -142,38 +149,16 @@ def refine(
     Returns:
         The device of every part.
     """
-    chance = random.Random(seed)
-    now = PartsOnDevices(problem, parts, hosts)
+    now = PartsOnDevices(problem, parts, hosts, seed)
     now.descend(until)
     best, known = now.hosts.copy(), now.cost
-    for _ in range(kicks):
-        if time.monotonic() >= until or problem.num_devices == 1:
+    for _ in range(kicks if problem.num_devices > 1 else 0):
+        if time.monotonic() >= until:
             break
-        _kick(now, chance)
+        now.kick()
         now.descend(until)
         if now.cost < known:
             best, known = now.hosts.copy(), now.cost
         elif now.cost > known * _WORSE:
             now.load(best)
     return [int(host) for host in best[: now.num]]
-
-
-def _kick(now: PartsOnDevices, chance: random.Random) -> None:
-    """Take all parts off the slowest device and up to two others, and place them anew in a random order."""
-    hot, problem = int(now.lookups.argmax()), now.problem
-    others = [at for at in range(problem.num_devices) if at != hot]
-    devices = [hot, *chance.sample(others, min(len(others), chance.randint(1, 2)))]
-    loads, free = dict.fromkeys(devices, 0.0), {at: int(problem.room[at]) for at in devices}
-    hosts = now.hosts.copy()
-    mine = np.flatnonzero(np.isin(now.hosts[: now.num], devices))
-    alone = problem.pricer.lookups(now.kinds[mine], np.ones(len(mine), np.int64))
-    weight = {int(at): float(price) * chance.uniform(0.6, 1.4) for at, price in zip(mine, alone, strict=True)}
-    for at in sorted(weight, key=lambda one: -weight[one]):
-        able = [device for device in devices if now.size[at] <= free[device]]
-        if not able:
-            return
-        device = min(able, key=lambda one: loads[one] + weight[at] * problem.slow[one])
-        loads[device] += weight[at] * problem.slow[device]
-        free[device] -= int(now.size[at])
-        hosts[at] = device
-    now.load(hosts)

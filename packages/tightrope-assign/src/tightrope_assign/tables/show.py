@@ -1,6 +1,6 @@
 """A plan of tables for people: devices over time, what each holds, who sends whom pooled rows."""
 
-from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,28 +9,21 @@ from tightrope.core import format_bytes
 from tightrope.core.units import format_time
 from tightrope.draw import Bar, Lane
 from tightrope_assign.page import device_page
-from tightrope_assign.tables.problem import Part, TableProblem, table_problem
+from tightrope_assign.tables.problem import TableProblem
 from tightrope_assign.values.cluster import Cluster
 from tightrope_assign.values.costs import TableCosts
 from tightrope_assign.values.tables import TablePlan, TableSet, by_device, shard_bytes
 
-
-def _placement(
-    tables: TableSet, cluster: Cluster, costs: TableCosts, plan: TablePlan
-) -> tuple[TableProblem, Sequence[Part], Sequence[int]]:
-    number = {table.name: at for at, table in enumerate(tables.tables)}
-    position = {name: at for at, name in enumerate(cluster.names)}
-    parts = [(number[s.table], s.start, s.stop) for s in plan.placed]
-    return table_problem(tables, cluster, costs), parts, [position[s.device] for s in plan.placed]
+_MOST_ROWS = 2000
 
 
 def device_rows(
     tables: TableSet, cluster: Cluster, costs: TableCosts, plan: TablePlan
 ) -> list[dict[str, Any]]:
     """List what each device holds, and how long its lookups take."""
-    problem, parts, hosts = _placement(tables, cluster, costs, plan)
-    lookups, columns = problem.loads(parts, hosts)
-    named = {table.name: table for table in tables.tables}
+    problem, named = TableProblem(tables, cluster, costs), {table.name: table for table in tables.tables}
+    homes, held = problem.homes(plan), by_device(cluster, plan.placed)
+    lookups, columns = problem.loads(list(homes), list(homes.values()))
     return [
         {
             "device": device.name,
@@ -40,32 +33,29 @@ def device_rows(
             "limit": device.bytes or None,
             "busy_ns": round(float(lookups[at])),
         }
-        for at, (device, mine) in enumerate(
-            zip(cluster.devices, by_device(cluster, plan.placed).values(), strict=True)
-        )
+        for at, (device, mine) in enumerate(zip(cluster.devices, held.values(), strict=True))
     ]
 
 
 def table_page(tables: TableSet, cluster: Cluster, costs: TableCosts, plan: TablePlan) -> str:
     """Draw a page: lookups and exchanges of each device, then bytes per device, then who talks to whom."""
-    rows = device_rows(tables, cluster, costs, plan)
-    problem, parts, hosts = _placement(tables, cluster, costs, plan)
-    columns = problem.loads(parts, hosts)[1]
+    rows, lanes = device_rows(tables, cluster, costs, plan), []
+    exchanges = TableProblem(tables, cluster, costs).exchanges(np.array([row["columns"] for row in rows]))
     slowest = max(row["busy_ns"] for row in rows)
-    ends = slowest + np.cumsum(problem.exchanges(columns))
-    words = ("rows to their samples", "gradients back")
-    lanes = []
+    first, second = (slowest + np.cumsum(exchanges)).tolist()
     for row in rows:
-        bars = [Bar(0, row["busy_ns"] / 1e6, "lookups", f"lookups: {format_time(row['busy_ns'])}")]
-        for begin, end, what in zip((slowest, ends[0]), ends, words, strict=True):
-            bars.append(Bar(begin / 1e6, end / 1e6, what, f"{what}: {format_time(end - begin)}"))
-        lanes.append(Lane(row["device"], tuple(bars[: 3 if len(rows) > 1 else 1])))
+        spans = [(0, row["busy_ns"], "lookups")]
+        if len(rows) > 1:
+            spans += [(slowest, first, "rows to their samples"), (first, second, "gradients back")]
+        bars = (Bar(a / 1e6, b / 1e6, what, f"{what}: {format_time(b - a)}") for a, b, what in spans)
+        lanes.append(Lane(row["device"], tuple(bars)))
     share = 4 * tables.batch / len(rows)
-    talks = [
+    talks = (
         [a["device"], b["device"], "2", format_bytes(share * (a["columns"] + b["columns"]))]
         for a in rows
         for b in rows
         if a is not b and a["columns"] + b["columns"]
-    ][:2000]
+    )
     title = f"{tables.name[:80]} on {cluster.name[:80]}"
-    return device_page(title, f"{tables.name} by {plan.planner}", lanes, "shards", rows, talks)
+    drawing = f"{tables.name} by {plan.planner}"
+    return device_page(title, drawing, lanes, "shards", rows, list(islice(talks, _MOST_ROWS)))

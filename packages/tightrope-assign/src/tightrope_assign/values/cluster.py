@@ -163,6 +163,7 @@ def check_cluster(cluster: Cluster, *, linked: bool = True) -> None:
         TightropeError: names the device or link, and quotes the value.
     """
     where = f"cluster {cluster.name!r:.60}"
+    unique_names([cluster.name], "cluster")
     if not 1 <= len(cluster.devices) <= MOST_DEVICES:
         raise TightropeError(f"{where} has {len(cluster.devices)} devices: give 1 to {MOST_DEVICES}.")
     unique_names(cluster.names, f"{where}: device")
@@ -195,7 +196,7 @@ def _check_link(where: str, latency: float, bandwidth: float) -> None:
 
 
 def _check_pairs(cluster: Cluster, where: str, *, linked: bool) -> None:
-    names = set(cluster.names)
+    names, seen = set(cluster.names), set[frozenset[str]]()
     for pair in cluster.pairs:
         for name in (pair.one, pair.other):
             if name not in names:
@@ -204,6 +205,11 @@ def _check_pairs(cluster: Cluster, where: str, *, linked: bool) -> None:
                 )
         if pair.one == pair.other:
             raise TightropeError(f"{where}, pairs: {pair.one!r:.60} is joined to itself: leave the pair out.")
+        if frozenset((pair.one, pair.other)) in seen:
+            raise TightropeError(
+                f"{where}, pairs: {pair.one!r:.60} and {pair.other!r:.60} are joined twice: keep one of them."
+            )
+        seen.add(frozenset((pair.one, pair.other)))
     table = link_table(cluster)
     for a, row in enumerate(table):
         for b, link in enumerate(row[:a]):
@@ -215,15 +221,17 @@ def _check_pairs(cluster: Cluster, where: str, *, linked: bool) -> None:
 
 
 def unique_names(names: Sequence[str], what: str) -> None:
-    """Refuse empty, long and repeated names.
+    """Refuse empty, long and repeated names, and those with control characters.
 
     Raises:
         TightropeError: quotes the name.
     """
     seen: set[str] = set()
     for name in names:
-        if not 0 < len(name) <= MOST_TEXT:
-            raise TightropeError(f"{what} {name!r:.60}: give a name of 1 to {MOST_TEXT} characters.")
+        if not 0 < len(name) <= MOST_TEXT or not name.isprintable():
+            raise TightropeError(
+                f"{what} {name!r:.60}: give a name of 1 to {MOST_TEXT} printable characters."
+            )
         if name in seen:
             raise TightropeError(f"{what} {name!r:.60} is there twice: give each a name of its own.")
         seen.add(name)

@@ -52,7 +52,6 @@ class TableCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         per_width: ns per different number of columns on a device: each is one fused lookup.
         forward: pooled rows go to the devices of their samples.
         backward: their gradients come back.
-        waits: share of another device's late start that an exchange waits for, as measured.
         figures: of the fit, by name.
     """
 
@@ -71,7 +70,6 @@ class TableCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_width: float
     forward: ExchangeCost = ExchangeCost()
     backward: ExchangeCost = ExchangeCost()
-    waits: float = 1.0
     figures: dict[str, float] = {}
     schema: Literal[1] = 1
 
@@ -108,7 +106,7 @@ def check_costs(costs: TableCosts) -> None:
     fields = {
         **{name: [value for row in rows for value in row] for name, rows, _, _ in shapes},
         **{name: list(getattr(costs, name)) for name in ("base", "first_bias", "second_bias", "bend")},
-        **{name: [getattr(costs, name)] for name in ("level", "per_width", "waits")},
+        **{name: [getattr(costs, name)] for name in ("level", "per_width")},
         "forward": [costs.forward.latency, costs.forward.per_byte],
         "backward": [costs.backward.latency, costs.backward.per_byte],
     }

@@ -172,6 +172,7 @@ def check_tables(tables: TableSet, cluster: Cluster) -> None:
         raise TightropeError(f"{where}: batch={shown(tables.batch)}: give samples, 1 to 2^24.")
     if not 1 <= tables.bytes_per_number <= 64:
         raise TightropeError(f"{where}: bytes_per_number={shown(tables.bytes_per_number)}: give 1 to 64.")
+    unique_names([tables.name], "tables")
     unique_names([table.name for table in tables.tables], f"{where}: table")
     for table in tables.tables:
         _check_table(f"{where}, table {table.name!r:.60}", table)

@@ -111,6 +111,7 @@ def check_tasks(graph: TaskGraph, cluster: Cluster) -> None:
             f"{where} has {len(graph.tasks)} tasks and {len(graph.edges)} edges: give 1 to {MOST_TASKS} "
             f"tasks and at most {MOST_EDGES} edges."
         )
+    unique_names([graph.name], "graph")
     unique_names([task.name for task in graph.tasks], f"{where}: task")
     for task in graph.tasks:
         _check_task(where, task, cluster)

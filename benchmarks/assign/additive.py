@@ -11,14 +11,13 @@ from contextlib import nullcontext
 
 from tightrope.core import Nanoseconds
 from tightrope.plan.cp import ConstraintProgram, Worker
-from tightrope_assign.fit import assign
-from tightrope_assign.tables.greedy import FittingParts
+from tightrope_assign.fit import Items, assign
 from tightrope_assign.tables.problem import Part, TableProblem
 
 
 def additive(problem: TableProblem, parts: Sequence[Part]) -> list[list[Nanoseconds]]:
     """Price each part alone on each device."""
-    return [[round(problem.single(part) * slow) for slow in problem.slow] for part in parts]
+    return [[round(alone * slow) for slow in problem.slow] for alone in problem.alone(parts)]
 
 
 def largest_sum(cost: Sequence[Sequence[Nanoseconds]], hosts: Sequence[int]) -> Nanoseconds:
@@ -48,7 +47,7 @@ def solve_additive(
     size, cost = [problem.size(part) for part in parts], additive(problem, parts)
     options = [[d for d, room in enumerate(problem.room) if one <= room] for one in size]
     program = ConstraintProgram()
-    chosen = assign(program, FittingParts(options, size, problem.room.tolist()), hosts)
+    chosen = assign(program, Items(options, size, problem.room.tolist()), hosts)
     last = program.integer(0, largest_sum(cost, hosts))
     for device in range(problem.num_devices):
         terms = [(row[device], cost[at][device]) for at, row in enumerate(chosen) if device in row]
