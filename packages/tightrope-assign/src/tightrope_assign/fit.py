@@ -73,7 +73,7 @@ def packed(problem: Holding) -> list[int] | None:
     """Pack items with few options and many bytes first, each where most bytes are left."""
     hosts, free = [-1] * len(problem.size), np.array(problem.room)
     for item in sorted(range(len(hosts)), key=lambda t: (len(problem.options[t]), -problem.size[t])):
-        able = problem.options[item]
+        able = list(problem.options[item])
         hosts[item] = able[int(free[able].argmax())]
         free[hosts[item]] -= problem.size[item]
         if free[hosts[item]] < 0:

@@ -117,6 +117,10 @@ class _Repriced:
         self.tables, self.costs = tables, costs
         self.named = {table.name: table for table in tables.tables}
         self.known: dict[tuple[str, int], NDArray[np.float64]] = {}
+        self.touched = {
+            table.name: touched_rows(table.rows, table.skew, tables.batch * table.pooling)
+            for table in tables.tables
+        }
         self.layers = [np.array(one, np.float64) for one in (costs.first, costs.second, costs.into)]
 
     def kinds(self, name: str, columns: int) -> NDArray[np.float64]:
@@ -124,7 +128,7 @@ class _Repriced:
         if (name, columns) not in self.known:
             table, batch, costs = self.named[name], self.tables.batch, self.costs
             lookups = batch * table.pooling
-            features = shard_features(table, columns, batch, touched_rows(table.rows, table.skew, lookups))
+            features = shard_features(table, columns, batch, self.touched[name])
             inner = np.maximum(self.layers[0] @ np.array(features) + costs.first_bias, 0)
             outer = np.maximum(self.layers[1] @ inner + costs.second_bias, 0)
             parts = (1, batch, lookups, lookups * columns)

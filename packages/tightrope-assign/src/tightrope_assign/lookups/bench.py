@@ -149,18 +149,10 @@ def collect(
     progress: Callable[[int, float], None] | None = None,
     bench: LookupBench | None = None,
 ) -> list[MeasuredSet]:
-    """Time random sets of shards until ``seconds`` of CPU time are spent; what the file has counts.
+    """Time random sets of shards until ``seconds`` of CPU time are spent, and at least ``fewest`` sets.
 
-    Args:
-        path: a line of JSON per set, written as it is measured.
-        seconds: CPU time in all, that of earlier calls included.
-        fewest: sets that are timed at all costs.
-        seed: of what is drawn.
-        progress: called with the number of sets and the seconds spent.
-        bench: to measure with.
-
-    Raises:
-        PlanFileError: the file is of another machine, or no such file.
+    A set is a line of the file as soon as it is measured, and what the file has counts. ``progress`` is told
+    the number of sets and the seconds spent. A file of another machine is refused.
     """
     processor = described()[1]
     try:

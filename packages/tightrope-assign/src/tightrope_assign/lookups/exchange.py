@@ -23,11 +23,7 @@ _RANKS: Final = 4
 
 
 def measure_exchanges(*, trials: int = 40, seed: int = 0) -> tuple[ExchangeCost, ExchangeCost, float]:
-    """Return the prices forward and backward, and the fit's median relative error.
-
-    Raises:
-        RankError: a rank failed, or waited longer than a minute.
-    """
+    """Return the prices forward and backward, and the fit's median relative error."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             start_processes(_rank, (folder, trials, seed), nprocs=_RANKS)  # type: ignore[no-untyped-call]

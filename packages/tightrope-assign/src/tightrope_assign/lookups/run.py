@@ -17,23 +17,21 @@ from tightrope_assign.values.cluster import Cluster
 from tightrope_assign.values.tables import TablePlan, TableSet, by_device
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """An all-to-all whose gradient is the all-to-all back."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, sends: list[int], takes: list[int]) -> Tensor:
-        ctx.back = takes, sends
-        return _all_to_all(source, sends, takes)
+        ctx.back, target = (takes, sends), source.new_empty(sum(takes))
+        dist.all_to_all_single(target, source, takes, sends)
+        return target
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _all_to_all(gradients[0].contiguous(), *ctx.back), None, None
+        return _exchanged(gradients[0].contiguous(), *ctx.back), None, None
 
 
-def _all_to_all(source: Tensor, sends: list[int], takes: list[int]) -> Tensor:
-    target = source.new_empty(sum(takes))
-    dist.all_to_all_single(target, source, takes, sends)
-    return target
+_exchanged: Any = _AllToAll.apply
 
 
 class ShardedTables(nn.Module):
@@ -55,10 +53,8 @@ class ShardedTables(nn.Module):
     ) -> None:
         super().__init__()
         self.rank, self.num = dist.get_rank(), dist.get_world_size()
-        if self.num != len(cluster.devices):
-            raise TightropeError(
-                f"{self.num} ranks for {len(cluster.devices)} devices: start one per device."
-            )
+        if self.num != (num := len(cluster.devices)):
+            raise TightropeError(f"{self.num} ranks for {num} devices: start one per device.")
         number = {table.name: at for at, table in enumerate(tables.tables)}
         order = [
             sorted(mine, key=lambda s: (s.stop - s.start, number[s.table], s.start))
@@ -90,21 +86,18 @@ class ShardedTables(nn.Module):
         samples, num = len(lengths[0]), len(self.ids[self.rank])
         sent = torch.cat([lengths[at] for ids in self.ids for at in ids])
         sizes = [len(ids) * samples for ids in self.ids]
-        came = _all_to_all(sent, sizes, [num * samples] * self.num).view(self.num, num, samples)
+        came = _exchanged(sent, sizes, [num * samples] * self.num).view(self.num, num, samples)
         counts = [sum(len(rows[at]) for at in ids) for ids in self.ids]
         numbers = torch.cat([rows[at] for ids in self.ids for at in ids])
-        here = _all_to_all(numbers, counts, [int(one.sum()) for one in came])
+        here = _exchanged(numbers, counts, [int(one.sum()) for one in came])
         pooled = [one.view(self.num, samples, -1) for one in self._lookup(here, came)]
-        total = sum(self.widths[self.rank])
         out = torch.cat(pooled, 2).flatten() if pooled else torch.zeros(0, dtype=self.dtype)
         out = out if out.requires_grad else out.requires_grad_()  # all ranks take part in the backward
         back = [samples * sum(wide) for wide in self.widths]
-        got = _Exchange.apply(out, [samples * total] * self.num, back)  # type: ignore[no-untyped-call]
-        blocks = [
-            one
-            for part, wide in zip(torch.split(got, back), self.widths, strict=True)
-            for one in torch.split(part.view(samples, -1), wide, 1)
-        ]
+        parts = torch.split(_exchanged(out, [back[self.rank]] * self.num, back), back)
+        blocks: list[Tensor] = []
+        for part, wide in zip(parts, self.widths, strict=True):
+            blocks += torch.split(part.view(samples, -1), wide, 1)
         return torch.cat([blocks[at] for at in self.turns], 1)
 
     def _lookup(self, numbers: Tensor, lengths: Tensor) -> list[Tensor]:
@@ -114,9 +107,8 @@ class ShardedTables(nn.Module):
         found, wide = [], self.widths[self.rank]
         for width in dict.fromkeys(wide):
             at = [one for one in range(shards) if wide[one] == width]
-            rows = torch.cat(
-                [pieces[rank * shards + one] + self.firsts[one] for one in at for rank in range(ranks)]
-            )
+            order = [(rank * shards + one, self.firsts[one]) for one in at for rank in range(ranks)]
+            rows = torch.cat([pieces[place] + first for place, first in order])
             length = lengths[:, at].transpose(0, 1).flatten()
             weight = self.weights[str(width)]
             pooled = F.embedding_bag(rows, weight, length.cumsum(0) - length, mode="sum", sparse=True)

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tightrope.core import InfeasibleError
 from tightrope_assign.fit import Items, fitting, packed
-from tightrope_assign.tables.problem import Part, TableProblem
+from tightrope_assign.tables.problem import Floats, Ints, Part, TableProblem
 from tightrope_assign.values.tables import halves
 
 SCALES: Final = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.5, 1e9)
@@ -62,35 +63,39 @@ def by_key(
 ) -> list[int] | None:
     """Place parts by one figure alone, the largest first, where its sum is smallest; None where none fits.
 
-    Args:
-        problem: tables and devices.
-        parts: what is placed.
-        key: ``dim``, ``size``, ``lookups`` (rows that are read, times columns) or ``cost`` (alone).
-        order: the figure by which parts are sorted; empty = the same.
-        known: devices of parts that have one; -1 = none.
+    Figures are ``dim``, ``size``, ``lookups`` (rows that are read, times columns) and ``cost`` (alone).
+    ``order`` is another one to sort by, and ``known`` has the devices of parts, -1 = none yet.
     """
-    tables, size = problem.tables.tables, [problem.size(part) for part in parts]
     wide = np.array([stop - start for _, start, stop in parts])
-    pooling = np.array([tables[part[0]].pooling for part in parts])
-    values = {"dim": wide, "size": np.array(size), "lookups": pooling * wide, "cost": problem.alone(parts)}
-    hosts, free, first = list(known) or [-1] * len(parts), problem.room.copy(), values[order or key]
-    kept = [at for at, host in enumerate(hosts) if host >= 0]
-    loads, _ = problem.loads([parts[at] for at in kept], [hosts[at] for at in kept])
-    np.subtract.at(free, [hosts[at] for at in kept], [size[at] for at in kept])
-    for at in sorted(set(range(len(parts))) - set(kept), key=lambda one: -first[one]):
-        after = loads + values[key][at] * problem.slow
-        hosts[at] = int(np.where(size[at] <= free, after, np.inf).argmin())
-        free[hosts[at]] -= size[at]
-        loads[hosts[at]] = after[hosts[at]]
+    lookups = wide * [problem.tables.tables[part[0]].pooling for part in parts]
+    size = np.array([*map(problem.size, parts)])
+    values = {"dim": wide, "size": size, "lookups": lookups, "cost": problem.alone(parts)}
+    hosts, free = np.array(known or [-1] * len(parts)), problem.room.copy()
+    kept = [(parts[at], host) for at, host in enumerate(known) if host >= 0]
+    loads, _ = problem.loads([part for part, _ in kept], [host for _, host in kept])
+    np.subtract.at(free, hosts[hosts >= 0], size[hosts >= 0])
+    place = np.argsort(-values[order or key], kind="stable")
+    new = place[hosts[place] < 0]
+    chosen = spread(values[key][new], size[new], problem.slow, free, loads)
+    hosts[new] = -1 if chosen is None else chosen
+    return None if chosen is None else [int(host) for host in hosts]
+
+
+def spread(
+    weight: NDArray[np.number], size: Ints, slow: Floats, free: Ints, loads: Floats
+) -> list[int] | None:
+    """Place items in order, where sums of weights are smallest; None where bytes do not fit."""
+    hosts = []
+    for one, held in zip(weight, size, strict=True):
+        after = loads + one * slow
+        hosts.append(int(np.where(held <= free, after, np.inf).argmin()))
+        free[hosts[-1]] -= held
+        loads[hosts[-1]] = after[hosts[-1]]
     return hosts if free.min() >= 0 else None
 
 
 def fitting_parts(problem: TableProblem, until: float) -> tuple[list[Part], list[int]]:
-    """Split tables as far as bytes demand, and find devices that have room.
-
-    Raises:
-        InfeasibleError: no assignment was found, however tables are split, or none in time.
-    """
+    """Split tables as far as bytes demand, and find devices that have room; refuse where none have."""
     largest, devices = problem.room.max(), range(problem.num_devices)
     parts = [(at, 0, table.dim) for at, table in enumerate(problem.tables.tables)]
     while True:

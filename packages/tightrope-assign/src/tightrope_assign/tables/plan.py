@@ -79,7 +79,9 @@ def plan_tables(
     measured: tuple[Nanoseconds, ...] = ()
     homes = {} if replaces is None else problem.homes(replaces)
     if replaces is not None:
-        planner, (parts, hosts) = "replan", _kept(problem, homes, until)
+        planner, parts = "replan", list(homes)
+        kept = by_key(problem, parts, "cost", "size", list(homes.values()))
+        parts, hosts = _by_table(problem, until, kicks=0) if kept is None else (parts, kept)
         if method != "greedy":
             hosts = _settled(problem, homes, parts, refine(problem, parts, hosts, until=until), until)
     else:
@@ -161,13 +163,6 @@ def _gate(
             taken.append(measure([[s for s in one if s.device == name] for name in problem.cluster.names]))
         gains = times[1][-1] + exchange[1] < (1 - LEAST_GAIN) * (times[0][-1] + exchange[0])
     return gains, tuple(int(statistics.median(taken)) for taken in times)
-
-
-def _kept(problem: TableProblem, homes: dict[Part, int], until: float) -> Placement:
-    """Keep parts where they were; the others, the largest first, go where they cost least."""
-    parts = list(homes)
-    hosts = by_key(problem, parts, "cost", "size", list(homes.values()))
-    return _by_table(problem, until, kicks=0) if hosts is None else (parts, hosts)
 
 
 def _settled(

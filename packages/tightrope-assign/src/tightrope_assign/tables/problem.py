@@ -7,19 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightrope.core import Bytes, Nanoseconds
+from tightrope_assign.values import tables as shape
 from tightrope_assign.values.cluster import LARGEST, Cluster
 from tightrope_assign.values.costs import TableCosts, check_costs, link_prices
-from tightrope_assign.values.tables import (
-    EmbeddingTable,
-    TablePlan,
-    TableSet,
-    TableShard,
-    check_tables,
-    halves,
-    shard_bytes,
-    shard_features,
-    touched_rows,
-)
+from tightrope_assign.values.tables import EmbeddingTable, TablePlan, TableSet, TableShard
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -28,22 +19,18 @@ Part: TypeAlias = tuple[int, int, int]
 
 
 class TableProblem:
-    """Tables, devices and prices by position.
+    """Tables, devices and prices by position; what cannot be, or takes more bytes than there are, is refused.
 
     Attributes:
         room: bytes per device; 2^53 where there is no limit.
         slow: ns of a device per ns at the usual rate.
         fixed: ns of both exchanges that messages take, (2, devices).
         ends: ns per column of a device and per column of another, (2, devices, devices).
-
-    Raises:
-        TightropeError: tables, devices or prices cannot be: says which and where.
-        InfeasibleError: tables take more bytes than there are.
     """
 
     def __init__(self, tables: TableSet, cluster: Cluster, costs: TableCosts) -> None:
         check_costs(costs)
-        check_tables(tables, cluster)
+        shape.check_tables(tables, cluster)
         self.tables, self.cluster, self.costs, self.num_devices = tables, cluster, costs, len(cluster.devices)
         links = [link_prices(cluster, way) for way in (costs.forward, costs.backward)]
         self.room: Ints = np.array([device.bytes or LARGEST for device in cluster.devices], np.int64)
@@ -54,20 +41,26 @@ class TableProblem:
         self._known: dict[tuple[int, int], Floats] = {}
 
     def kinds(self, table: int, columns: int) -> Floats:
-        """Embed a shard, (kinds,); shards of one table and width are embedded once."""
+        """Embed a shard, (kinds,); halves of it, and of those, are embedded with it."""
         if (table, columns) not in self._known:
-            one, batch, costs = self.tables.tables[table], self.tables.batch, self.costs
-            touched = touched_rows(one.rows, one.skew, batch * one.pooling)
-            features = np.array(shard_features(one, columns, batch, touched))
-            inner = np.maximum(self._layers[0] @ features + costs.first_bias, 0)
-            outer = np.maximum(self._layers[1] @ inner + costs.second_bias, 0)
-            self._known[table, columns] = outer * shard_base(costs.base, one, columns, batch) / 1e6
+            one, batch, costs, wide = self.tables.tables[table], self.tables.batch, self.costs, [columns]
+            while shape.halves(0, wide[-1]):
+                wide.append(wide[-1] // 2)
+            touched = shape.touched_rows(one.rows, one.skew, batch * one.pooling)
+            features = np.array([shape.shard_features(one, each, batch, touched) for each in wide])
+            inner = np.maximum(features @ self._layers[0].T + costs.first_bias, 0)
+            outer = np.maximum(inner @ self._layers[1].T + costs.second_bias, 0)
+            base = np.array([shard_base(costs.base, one, each, batch) for each in wide])
+            rows = zip(wide, outer * base[:, None] / 1e6, strict=True)
+            self._known |= {(table, each): row for each, row in rows}
         return self._known[table, columns]
 
     def cheapest(self, table: int, columns: int) -> Floats:
         """Take, kind by kind, the smallest price that columns cost in any parts."""
         whole = self.kinds(table, columns)
-        return np.minimum(whole, 2 * self.cheapest(table, columns // 2)) if halves(0, columns) else whole
+        return (
+            np.minimum(whole, 2 * self.cheapest(table, columns // 2)) if shape.halves(0, columns) else whole
+        )
 
     def lookups(self, z: Floats, widths: Ints) -> Floats:
         """Price sets of shards: z is (..., kinds), widths (...,); ns at the usual rate, 0 without shards."""
@@ -89,7 +82,7 @@ class TableProblem:
 
     def size(self, part: Part) -> Bytes:
         """Bytes of a part."""
-        return shard_bytes(self.tables, self.tables.tables[part[0]], part[2] - part[1])
+        return shape.shard_bytes(self.tables, self.tables.tables[part[0]], part[2] - part[1])
 
     def loads(self, parts: Sequence[Part], hosts: Sequence[int]) -> tuple[Floats, Ints]:
         """Price the lookups of every device, and count its columns."""

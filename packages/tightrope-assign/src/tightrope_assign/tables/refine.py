@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tightrope_assign.tables.greedy import spread
 from tightrope_assign.tables.problem import Floats, Ints, Part, TableProblem
 
 _SHORTLIST: Final = 8
@@ -109,16 +110,13 @@ class PartsOnDevices:
         mine, hosts = np.flatnonzero(np.isin(self.hosts[: self.num], devices)), self.hosts.copy()
         weight = problem.lookups(self.kinds[mine], np.ones(len(mine), np.int64))
         weight *= self.chance.uniform(0.6, 1.4, len(mine))
-        loads, free = np.zeros(len(devices)), problem.room[devices].copy()
-        for at in np.argsort(-weight):
-            after, size = loads + weight[at] * problem.slow[devices], self.size[mine[at]]
-            chosen = int(np.where(size <= free, after, np.inf).argmin())
-            if size > free[chosen]:
-                return
-            loads[chosen] = after[chosen]
-            free[chosen] -= size
-            hosts[mine[at]] = devices[chosen]
-        self.load(hosts)
+        order, room = np.argsort(-weight), problem.room[devices]
+        new = spread(
+            weight[order], self.size[mine[order]], problem.slow[devices], room, np.zeros(len(devices))
+        )
+        if new is not None:
+            hosts[mine[order]] = devices[new]
+            self.load(hosts)
 
 
 def _rest(values: NDArray[np.number], device: int, host: Ints) -> NDArray[np.number]:
@@ -136,18 +134,9 @@ def refine(
     kicks: int = 0,
     seed: int = 0,
 ) -> list[int]:
-    """Improve a plan.
+    """Improve a plan until the monotonic clock says so, and return the device of every part.
 
-    Args:
-        problem: tables and devices.
-        parts: what is placed.
-        hosts: where, within the bytes.
-        until: reading of the monotonic clock at which it ends.
-        kicks: times that parts of a few devices are placed anew once no pair helps.
-        seed: of these.
-
-    Returns:
-        The device of every part.
+    Once no pair helps, parts of a few devices are placed anew, ``kicks`` times.
     """
     now = PartsOnDevices(problem, parts, hosts, seed)
     now.descend(until)
