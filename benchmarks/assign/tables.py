@@ -61,7 +61,7 @@ def bench() -> LookupBench:
 @cache
 def costs() -> TableCosts:
     """Fit prices to what is measured here; measurements of an earlier run are gone on with."""
-    path = Path(tempfile.gettempdir()) / f"tightrope-lookups-{described()[1]}.jsonl"
+    path = Path(tempfile.gettempdir()) / f"tightrope-measured-sets-{described()[1]}.jsonl"
     return fit_costs(collect(path, seconds=SECONDS, bench=bench()))
 
 

@@ -23,7 +23,7 @@ from torch.nn.functional import softplus
 from tightrope.core import TightropeError
 from tightrope.native.processor import described
 from tightrope_assign.lookups.bench import MeasuredSet
-from tightrope_assign.tables.problem import TableProblem, shard_base
+from tightrope_assign.tables.problem import TableProblem
 from tightrope_assign.values.cluster import Cluster, PlaceDevice
 from tightrope_assign.values.costs import CONSTANTS, ExchangeCost, TableCosts
 from tightrope_assign.values.tables import NUM_FEATURES, TableSet, shard_features, touched_rows
@@ -87,8 +87,14 @@ def fit_costs(
         raise TightropeError(f"{len(measured)} sets are too few to fit prices: measure {FEWEST} or more.")
     torch.manual_seed(seed)
     known, new = [one for at, one in enumerate(measured) if at % _HELD_OUT], measured[::_HELD_OUT]
-    linear = _rough(known)
-    given, truth = _arrays(known, linear.base), torch.tensor([one.ns / 1e6 for one in known]).log()
+    true, (features, units, widths) = np.array([one.ns for one in known], float), _arrays(known)
+    rows = np.column_stack([units.double().sum(1), np.ones(len(known)), widths]) / true[:, None]
+    *base, level, per_width = nonnegative(rows, np.ones(len(known))).tolist()
+    linear = replace(CONSTANTS, base=tuple(base), level=level, per_width=per_width)
+    given, truth = (
+        (features, units @ torch.tensor(base) / 1e6, widths),
+        torch.tensor(true / 1e6).log().float(),
+    )
     net, steps = SetPrice(), -(-len(known) // _BATCH)
     adam = torch.optim.Adam(net.parameters(), lr=4e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, 4e-3, total_steps=epochs * steps)
@@ -126,18 +132,6 @@ def accuracy(costs: TableCosts, measured: Sequence[MeasuredSet]) -> tuple[float,
     return float(np.median(abs(said / true - 1))), float(concord.mean())
 
 
-def _rough(measured: Sequence[MeasuredSet]) -> TableCosts:
-    """Fit the linear price, by relative least squares with prices of at least 0."""
-    rows = []
-    for one in measured:
-        tables, batch = one.tables.tables, one.tables.batch
-        parts = [sum(shard_base(unit, t, t.dim, batch) for t in tables) for unit in np.eye(4).tolist()]
-        rows.append([*parts, 1.0, len({t.dim for t in tables})])
-    true = np.array([one.ns for one in measured], float)
-    *base, level, per_width = nonnegative(np.array(rows) / true[:, None], np.ones(len(true))).tolist()
-    return replace(CONSTANTS, base=tuple(base), level=level, per_width=per_width)
-
-
 def nonnegative(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """Solve least squares with an answer of at least 0, where ``a`` and ``b`` have no negative numbers."""
     scale = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
@@ -148,15 +142,15 @@ def nonnegative(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.fl
     return np.asarray(np.where(x < 1e-9 * x.max(), 0.0, x) / scale)
 
 
-def _arrays(measured: Sequence[MeasuredSet], base: Base) -> tuple[Tensor, Tensor, Tensor]:
-    """List features and rough prices of shards, and numbers of widths, by set."""
+def _arrays(measured: Sequence[MeasuredSet]) -> tuple[Tensor, Tensor, Tensor]:
+    """List features of shards, what the linear price of each multiplies, and numbers of widths, by set."""
     most = max(len(one.tables.tables) for one in measured)
-    features, prices = torch.zeros(len(measured), most, NUM_FEATURES), torch.zeros(len(measured), most)
+    features, units = torch.zeros(len(measured), most, NUM_FEATURES), torch.zeros(len(measured), most, 4)
     for at, one in enumerate(measured):
         for number, table in enumerate(one.tables.tables):
-            batch, dim = one.tables.batch, table.dim
-            touched = touched_rows(table.rows, table.skew, batch * table.pooling)
-            features[at, number] = torch.tensor(shard_features(table, dim, batch, touched))
-            prices[at, number] = shard_base(base, table, dim, batch) / 1e6
+            batch, lookups = one.tables.batch, one.tables.batch * table.pooling
+            touched = touched_rows(table.rows, table.skew, lookups)
+            features[at, number] = torch.tensor(shard_features(table, table.dim, batch, touched))
+            units[at, number] = torch.tensor((1, batch, lookups, lookups * table.dim))
     widths = [float(len({table.dim for table in one.tables.tables})) for one in measured]
-    return features, prices, torch.tensor(widths)
+    return features, units, torch.tensor(widths)

@@ -10,7 +10,7 @@ from tightrope.core import Bytes, Nanoseconds
 from tightrope_assign.values import tables as shape
 from tightrope_assign.values.cluster import LARGEST, Cluster
 from tightrope_assign.values.costs import TableCosts, check_costs, link_prices
-from tightrope_assign.values.tables import EmbeddingTable, TablePlan, TableSet, TableShard
+from tightrope_assign.values.tables import TablePlan, TableSet, TableShard
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -46,13 +46,14 @@ class TableProblem:
             one, batch, costs, wide = self.tables.tables[table], self.tables.batch, self.costs, [columns]
             while shape.halves(0, wide[-1]):
                 wide.append(wide[-1] // 2)
-            touched = shape.touched_rows(one.rows, one.skew, batch * one.pooling)
+            lookups = batch * one.pooling
+            touched = shape.touched_rows(one.rows, one.skew, lookups)
             features = np.array([shape.shard_features(one, each, batch, touched) for each in wide])
             inner = np.maximum(features @ self._layers[0].T + costs.first_bias, 0)
             outer = np.maximum(inner @ self._layers[1].T + costs.second_bias, 0)
-            base = np.array([shard_base(costs.base, one, each, batch) for each in wide])
-            rows = zip(wide, outer * base[:, None] / 1e6, strict=True)
-            self._known |= {(table, each): row for each, row in rows}
+            units = np.array([(1, batch, lookups, lookups * each) for each in wide])
+            found = outer * (units @ costs.base)[:, None] / 1e6
+            self._known |= {(table, each): row for each, row in zip(wide, found, strict=True)}
         return self._known[table, columns]
 
     def cheapest(self, table: int, columns: int) -> Floats:
@@ -126,9 +127,3 @@ class TableProblem:
         ends = (self.ends.sum(1) + self.ends.sum(2)).min(-1)
         means = (self.fixed.sum(-1) + ends * sum(table.dim for table in tables)) / self.num_devices
         return int(np.floor(lookup) + np.floor(means).sum())
-
-
-def shard_base(base: Sequence[float], table: EmbeddingTable, columns: int, batch: int) -> float:
-    """Price a shard roughly, by what it looks up, in ns."""
-    lookups = batch * table.pooling
-    return base[0] + base[1] * batch + base[2] * lookups + base[3] * lookups * columns

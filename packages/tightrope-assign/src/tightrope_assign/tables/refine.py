@@ -31,8 +31,8 @@ _WORSE: Final = 1.03
 class PartsOnDevices:
     """Parts on devices, with what each device adds up to; the last parts are empty, one per device."""
 
-    def __init__(self, problem: TableProblem, parts: Sequence[Part], hosts: Sequence[int], seed: int) -> None:
-        self.problem, self.num, self.chance = problem, len(parts), np.random.default_rng(seed)
+    def __init__(self, problem: TableProblem, parts: Sequence[Part], hosts: Sequence[int]) -> None:
+        self.problem, self.num, self.chance = problem, len(parts), np.random.default_rng(0)
         empty = np.zeros(problem.num_devices, np.int64)
         wide = np.array([stop - start for _, start, stop in parts])
         names, width = np.unique(wide, return_inverse=True)
@@ -110,12 +110,10 @@ class PartsOnDevices:
         mine, hosts = np.flatnonzero(np.isin(self.hosts[: self.num], devices)), self.hosts.copy()
         weight = problem.lookups(self.kinds[mine], np.ones(len(mine), np.int64))
         weight *= self.chance.uniform(0.6, 1.4, len(mine))
-        order, room = np.argsort(-weight), problem.room[devices]
-        new = spread(
-            weight[order], self.size[mine[order]], problem.slow[devices], room, np.zeros(len(devices))
-        )
-        if new is not None:
-            hosts[mine[order]] = devices[new]
+        order, none = np.argsort(-weight), np.zeros(len(devices))
+        mine, room, slow = mine[order], problem.room[devices], problem.slow[devices]
+        if (new := spread(weight[order], self.size[mine], slow, room, none)) is not None:
+            hosts[mine] = devices[new]
             self.load(hosts)
 
 
@@ -126,19 +124,13 @@ def _rest(values: NDArray[np.number], device: int, host: Ints) -> NDArray[np.num
 
 
 def refine(
-    problem: TableProblem,
-    parts: Sequence[Part],
-    hosts: Sequence[int],
-    *,
-    until: float,
-    kicks: int = 0,
-    seed: int = 0,
+    problem: TableProblem, parts: Sequence[Part], hosts: Sequence[int], *, until: float, kicks: int = 0
 ) -> list[int]:
     """Improve a plan until the monotonic clock says so, and return the device of every part.
 
     Once no pair helps, parts of a few devices are placed anew, ``kicks`` times.
     """
-    now = PartsOnDevices(problem, parts, hosts, seed)
+    now = PartsOnDevices(problem, parts, hosts)
     now.descend(until)
     best, known = now.hosts.copy(), now.cost
     for _ in range(kicks if problem.num_devices > 1 else 0):
