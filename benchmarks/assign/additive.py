@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 from tightrope.core import Nanoseconds
 from tightrope.plan.cp import ConstraintProgram, Worker
-from tightrope_assign.fit import Items, assign
+from tightrope_assign.fit import FittingItems, assign
 from tightrope_assign.tables.problem import Part, TableProblem
 
 
@@ -47,7 +47,7 @@ def solve_additive(
     size, cost = [problem.size(part) for part in parts], additive(problem, parts)
     options = [[d for d, room in enumerate(problem.room) if one <= room] for one in size]
     program = ConstraintProgram()
-    chosen = assign(program, Items(options, size, problem.room.tolist()), hosts)
+    chosen = assign(program, FittingItems(options, size, problem.room.tolist()), hosts)
     last = program.integer(0, largest_sum(cost, hosts))
     for device in range(problem.num_devices):
         terms = [(row[device], cost[at][device]) for at, row in enumerate(chosen) if device in row]

@@ -36,7 +36,7 @@ class Holding(Protocol):
         """Bytes of each device."""
 
 
-class Items(NamedTuple):
+class FittingItems(NamedTuple):
     """Items that may be anywhere in their options; see `Holding`."""
 
     options: Sequence[Sequence[int]]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightrope.core import InfeasibleError
-from tightrope_assign.fit import Items, fitting, packed
+from tightrope_assign.fit import FittingItems, fitting, packed
 from tightrope_assign.tables.problem import Floats, Ints, Part, TableProblem
 from tightrope_assign.values.tables import halves
 
@@ -101,7 +101,7 @@ def fitting_parts(problem: TableProblem, until: float) -> tuple[list[Part], list
     while True:
         wide = {part for part in parts if problem.size(part) > largest}
         if not wide:
-            items = Items([devices] * len(parts), [*map(problem.size, parts)], problem.room.tolist())
+            items = FittingItems([devices] * len(parts), [*map(problem.size, parts)], problem.room.tolist())
             if (hosts := packed(items)) is not None:
                 return parts, hosts
             able = sorted(filter(split, parts), key=problem.size, reverse=True)

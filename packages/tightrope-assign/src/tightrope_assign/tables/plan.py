@@ -67,8 +67,8 @@ def plan_tables(
         >>> from tightrope_assign.tables import EmbeddingTable, PlaceDevice
         >>> tables = TableSet((EmbeddingTable("user", 1000, 16, 2.0), EmbeddingTable("item", 1000, 16)))
         >>> plan = plan_tables(tables, Cluster((PlaceDevice("a"), PlaceDevice("b"))))
-        >>> sorted(shard.label + " " + shard.device for shard in plan.placed)
-        ['item[0:16] a', 'user[0:16] b']
+        >>> [shard.label for shard in plan.placed], len({shard.device for shard in plan.placed})
+        (['user[0:16]', 'item[0:16]'], 2)
     """
     if method not in METHODS:
         raise TightropeError(f"method {shown(method)} is not known: take {', '.join(METHODS)}.")
