@@ -1,1 +1,1 @@
-"""Other forms of the same computation: fused sums over hypergraphs."""
+"""Other forms of the same computation: sums over hypergraphs, and rewritten models."""

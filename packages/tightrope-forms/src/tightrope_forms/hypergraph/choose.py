@@ -1,8 +1,8 @@
 """Which form of a convolution is the fastest for one hypergraph, by measuring.
 
 Idea        Two passes are the form to beat. Hyperedges of two members make a small ``H @ H.T``, which takes
-            one pass. A fused sum writes no row per hyperedge. Neighbours that are computed one after
-            the other find rows in the cache: reverse Cuthill-McKee orders both sides.
+            one pass. Neighbours that are computed one after the other find rows in the cache:
+            reverse Cuthill-McKee orders both sides.
 Guarantee   Forms agree up to the order of sums; an order of vertices changes no bit.
 Complexity  A few steps per form. The operator is made where it has under twice the pairs of the hypergraph.
 Gaps        Times are noisy: a form must win by 5 %. Orders need scipy.
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tightrope_forms.hypergraph.conv import First, hypergraph_conv
 from tightrope_forms.hypergraph.incidence import Incidence
-from tightrope_forms.hypergraph.ops import native
 
 _GAIN: Final = 0.95
 _MOST_PAIRS: Final = 16
@@ -42,9 +41,6 @@ def choose(
     forms = {"two passes": copy.copy(incidence)}
     forms["two passes"].form = "two passes"
     x = torch.rand(incidence.num_vertices, num_features, dtype=dtype, requires_grad=True)
-    if native(x) and first != "max":
-        forms["fused"] = copy.copy(incidence)
-        forms["fused"].form = "fused"
     if operator := _with_operator(incidence, dtype):
         forms["operator"] = operator
     if order := _order(incidence):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tightrope.core import TightropeError
 from tightrope_forms.hypergraph.incidence import Incidence, inverse
-from tightrope_forms.hypergraph.ops import fused, maxima, native, sums
+from tightrope_forms.hypergraph.ops import maxima, sums
 
 First = Literal["sum", "mean", "max"]
 Scaling = Literal["none", "row", "symmetric"]
@@ -46,12 +46,6 @@ def propagate(
     if largest:
         made = maxima(x if into is None else x * into[:, None], edges, vertices)
         return sums(made, vertices, edges, mid, out, check=True)
-    if (
-        incidence.form == "fused"
-        and native(x)
-        and not any(one is not None and one.requires_grad for one in scales)
-    ):
-        return fused(x, edges, scales)
     return sums(sums(x, edges, vertices, into, mid, check=True), vertices, edges, None, out)
 
 

@@ -151,36 +151,11 @@ template <class T> bool chosen(const Lists& l, const T* grad, const i32* who, T*
     });
 }
 
-// Adds the sum of a hyperedge to its members at once; y holds zeros. Threads divide the columns.
-template <class T> bool fused(const Lists& l, const T* in, const T* mid, const T* out, const T* x, T* y) {
-    constexpr i64 W = 4 * Wide<T>::lanes;
-    return each((l.features + W - 1) / W, l.work() < kAlone ? 1 : l.threads, [&](i64 task) {
-        const i64 begin = task * W, columns = std::min(W, l.features - begin);
-        bool bad = false;
-        for (i64 k = 0; k < l.count; ++k) {
-            T acc[W] = {};
-            auto members = [&](const T* factors, auto visit) {
-                for (i64 i = l.ptr[k]; i < l.ptr[k + 1]; ++i)
-                    visit(l.idx[i] * l.features + begin, factors ? factors[l.idx[i]] : T(1));
-            };
-            members(in, [&](i64 at, T factor) {
-                for (i64 f = 0; f < columns; ++f) acc[f] += factor * x[at + f];
-            });
-            for (i64 f = 0; f < columns; ++f) acc[f] *= mid ? mid[l.row(k)] : T(1), bad |= acc[f] != acc[f];
-            members(out, [&](i64 at, T factor) {
-                for (i64 f = 0; f < columns; ++f) y[at + f] += factor * acc[f];
-            });
-        }
-        return bad;
-    });
-}
-
 template <class T> bool call(i64 what, const Lists& l, void* const* t) {
     auto one = [&](int k) { return static_cast<T*>(t[k]); };
     if (what == 0) return sums<T>(l, one(0), one(1), one(2), one(3), one(4));
     if (what == 1) return maxima<T>(l, one(0), one(1), static_cast<i32*>(t[2]));
-    if (what == 2) return chosen<T>(l, one(0), static_cast<i32*>(t[1]), one(2));
-    return fused<T>(l, one(0), one(1), one(2), one(3), one(4));
+    return chosen<T>(l, one(0), static_cast<i32*>(t[1]), one(2));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tightrope.core import TightropeError
 from tightrope_forms.hypergraph.ops import Lists
 
-FORMS: Final = ("two passes", "fused", "operator")
+FORMS: Final = ("two passes", "operator")
 
 
 class Incidence(nn.Module):

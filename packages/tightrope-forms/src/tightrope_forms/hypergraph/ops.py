@@ -6,7 +6,7 @@ Source      hypergraph convolution of HGNN (AAAI 2019); HyperGef (MLSys 2023) fu
 Guarantee   An op makes its results and nothing else: a plan knows all bytes. No number of threads changes a
             bit of a result.
 Complexity  One read of a row per incidence, one write per row of the result.
-Gaps        Plain torch makes a row per incidence. Maxima and fused sums have no second derivatives.
+Gaps        Plain torch makes a row per incidence. Maxima have no second derivatives.
 """
 
 from functools import cache
@@ -57,7 +57,7 @@ def native(x: Tensor) -> bool:
 
 
 def call_library(what: int, x: Tensor, lists: Any, others: Any) -> int:
-    """Call sums (0), maxima (1), their gradient (2) or fused sums (3), with the tensors that each takes."""
+    """Call sums (0), maxima (1), or their gradient (2), with the tensors that each takes."""
     sizes = (what, x.element_size(), len(lists[0]) - 1, x.shape[1], torch.get_num_threads())
     pointers = [None if one is None else one.data_ptr() for one in (*lists[:3], *others)]
     return int(_calls()(_SIZES(*sizes), *pointers[:3], _POINTERS(*pointers[3:])))
@@ -90,12 +90,6 @@ def _chosen(grad: Tensor, who: Tensor, lists: list[Any]) -> Tensor:
     return made
 
 
-def _fused(x: Tensor, lists: list[Any], scales: list[Any], check: bool) -> Tensor:
-    made = torch.zeros_like(x)
-    _check(call_library(3, x, lists, (*scales, x, made)) and check)
-    return made
-
-
 def _define(schema: str, call: Any, fake: Any) -> Any:
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
@@ -118,11 +112,6 @@ _CHOSEN: Final = _define(
     "chosen(Tensor grad, Tensor who, Tensor?[] lists) -> Tensor",
     _chosen,
     lambda g, _, lists: _empty(g, lists[0]),
-)
-_FUSED: Final = _define(
-    "fused(Tensor x, Tensor?[] lists, Tensor?[] scales, bool check) -> Tensor",
-    _fused,
-    lambda x, *_: torch.empty_like(x),
 )
 
 
@@ -156,19 +145,6 @@ class _Maxima(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         who, *back = ctx.saved_tensors
         return _CHOSEN(grad.contiguous(), who, back), *[None] * 8
-
-
-class _Fused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scales: tuple[Any, Any, Any], *lists: Any) -> Any:
-        ctx.save_for_backward(*scales, *lists)
-        return _FUSED(x, lists, scales, True)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        into, mid, out, *lists = ctx.saved_tensors
-        return _FUSED(grad.contiguous(), lists, [out, mid, into], False), *[None] * 5
 
 
 def _learning(*tensors: Tensor | None) -> bool:
@@ -222,8 +198,3 @@ def maxima(x: Tensor, lists: Lists, back: Lists) -> Tensor:
     first = torch.where(taken == most.gather(0, to), places[:, None], num)
     first = torch.full_like(most, num, dtype=torch.int64).scatter_reduce(0, to, first, "amin")
     return torch.cat((taken, taken.new_zeros(1, taken.shape[1]))).gather(0, first)
-
-
-def fused(x: Tensor, lists: Lists, scales: tuple[Any, Any, Any]) -> Tensor:
-    """Sum hyperedges and add each sum to its members at once, on a CPU; no row per hyperedge is kept."""
-    return cast(Tensor, _Fused.apply(x.contiguous(), scales, *lists))  # type: ignore[no-untyped-call]
