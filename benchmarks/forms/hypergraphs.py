@@ -59,13 +59,13 @@ def _beside_csr(incidence: Incidence, x: Tensor, pairs: int) -> dict[str, float]
     for kind in (torch.int32, torch.int64):
         there, back = (
             torch.sparse_csr_tensor(one.ptr.to(kind), one.idx.to(kind), torch.ones(len(one.idx)), size)
-            for one, size in ((incidence.edges, sizes), (incidence.vertices, sizes[::-1]))
+            for one, size in ((incidence.lists("e"), sizes), (incidence.lists("v"), sizes[::-1]))
         )
         calls.append(partial(_twice, there, back, x))
     own = hypergraph_conv(x, incidence)
     assert torch.allclose(calls[0](), own, rtol=1e-3, atol=1e-3 * float(own.abs().max()))
     fastest = min(calls, key=lambda call: min(_Call(call).seconds() for _ in range(3)))
-    work = len(incidence.idx_e) * x.shape[1]
+    work = incidence.index.shape[1] * x.shape[1]
     return {
         "kernel": _over(fastest, _kernel(incidence, x), work, pairs),
         "call": _over(fastest, partial(hypergraph_conv, x, incidence), work, pairs),
@@ -107,16 +107,13 @@ def kernels(data: Path | None, console: Console, pairs: int) -> list[dict[str, A
 
 def _kernel(incidence: Incidence, x: Tensor) -> Callable[[], object]:
     """Make a call of both passes in C++, memory for results included."""
-    z_like, edges, vertices = (
-        x.new_empty(incidence.num_edges, x.shape[1]),
-        incidence.edges,
-        incidence.vertices,
-    )
+    z_like = x.new_empty(incidence.num_edges, x.shape[1])
+    edges, vertices = incidence.lists("e"), incidence.lists("v")
 
     def run() -> Tensor:
         z, y = torch.empty_like(z_like), torch.empty_like(x)
-        call_library(0, x, edges, (None, None, None, x, z))
-        call_library(0, z, vertices, (None, None, None, z, y))
+        call_library(x, *edges, None, None, x, z, None)
+        call_library(z, *vertices, None, None, z, y, None)
         return y
 
     assert torch.equal(run(), hypergraph_conv(x, incidence))

@@ -120,14 +120,14 @@ def run(*given: str) -> int:
     return int(leaving.value.code or 0)
 
 
-def test_the_command_says_bytes_and_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_bytes_and_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pairs.csv"
     file.write_text("vertex,hyperedge\n0,0\n1,0\n1,1\n2,1\n")
     assert run(str(file), "--features", "8", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["vertices"], said["hyperedges"], said["pairs"]) == (3, 2, 4)
     assert said["bytes"] == {"between": 64, "kept": 0, "gathered": 256}
-    assert "two passes" in said["seconds"]
+    assert said["seconds"] > 0
     assert run(str(file)) == 0
     assert "3 vertices, 2 hyperedges, 4 pairs" in capsys.readouterr().out
 

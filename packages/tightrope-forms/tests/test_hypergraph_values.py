@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tightrope.core import TightropeError
 from tightrope.native import compiler
-from tightrope_forms.hypergraph import HypergraphConv, Incidence, choose, hypergraph_conv, ops
+from tightrope_forms.hypergraph import HypergraphConv, Incidence, hypergraph_conv, ops
 
 OPTIONS = list(itertools.product(("sum", "mean"), ("none", "row", "symmetric")))
 native_only = pytest.mark.skipif(compiler() is None, reason="compares with what a compiler built")
@@ -91,27 +91,20 @@ def test_gradients_and_second_gradients_are_those_of_differences(first: str) -> 
         return hypergraph_conv(x, incidence, weight, first=first, scaling="symmetric")  # type: ignore[arg-type]
 
     assert torch.autograd.gradcheck(call, (x, weight))
-    if first != "max":
-        assert torch.autograd.gradgradcheck(call, (x, weight))
+    assert torch.autograd.gradgradcheck(call, (x, weight))
 
 
 @native_only
 def test_bits_depend_neither_on_threads_nor_on_the_order_of_pairs() -> None:
     index = drawn(3000, 2000, 40_000)
     mixed = index[:, torch.randperm(index.shape[1])]
-    ranks = torch.randperm(2000), torch.randperm(3000)
     x = torch.randn(3000, 70, requires_grad=True)
     weight = torch.rand(2000, requires_grad=True)
     kept, found = torch.get_num_threads(), []
     try:
-        for threads, pairs, order in (
-            (1, index, None),
-            (2, index, None),
-            (5, mixed, None),
-            (2, index, ranks),
-        ):
+        for threads, pairs in ((1, index), (2, index), (5, mixed)):
             torch.set_num_threads(threads)
-            incidence = Incidence(pairs, 3000, 2000, allow_empty=True, order=order)
+            incidence = Incidence(pairs, 3000, 2000, allow_empty=True)
             made = []
             for first, scaling in [*OPTIONS, ("max", "row")]:
                 y = hypergraph_conv(x, incidence, weight, first=first, scaling=scaling)  # type: ignore[arg-type]
@@ -121,32 +114,6 @@ def test_bits_depend_neither_on_threads_nor_on_the_order_of_pairs() -> None:
         torch.set_num_threads(kept)
     for others in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], others, strict=True))
-
-
-@native_only
-@pytest.mark.parametrize("degree", [2, 12])
-@pytest.mark.parametrize("first", ["sum", "mean"])
-def test_every_form_gives_the_same_and_the_operator_is_one_of_few_pairs(first: str, degree: int) -> None:
-    index = torch.stack((drawn(300, 9, 1200)[0], torch.arange(1200) // degree))
-    incidence = Incidence(index, 300)
-    best, seconds = choose(incidence, 16, first=first, repeats=2)  # type: ignore[arg-type]
-    assert ("operator" in seconds) == (degree == 2)
-    assert incidence.form == "two passes"
-    assert "two passes" in seconds
-    from tightrope_forms.hypergraph.choose import _with_operator
-
-    x = torch.randn(300, 16, dtype=torch.float64, requires_grad=True)
-    right = hypergraph_conv(x, incidence, first=first, scaling="symmetric")  # type: ignore[arg-type]
-    back = torch.randn_like(x)
-    forms = [best]
-    if operator := _with_operator(incidence, torch.float64):
-        forms.append(operator)
-    for one in forms:
-        found = hypergraph_conv(x, one, first=first, scaling="symmetric")  # type: ignore[arg-type]
-        torch.testing.assert_close(found, right)
-        torch.testing.assert_close(
-            torch.autograd.grad(found, x, back), torch.autograd.grad(right, x, back, retain_graph=True)
-        )
 
 
 def test_the_layer_of_torch_geometric_is_replaced_with_equal_results() -> None:
@@ -159,9 +126,7 @@ def test_the_layer_of_torch_geometric_is_replaced_with_equal_results() -> None:
         x, index = torch.randn(40, 12), drawn(40, 30, 90)
         weight = torch.rand(30) if weighted else None
         right = theirs(x, index, weight, num_edges=30)
-        for layer in (ours, HypergraphConv.of(theirs)):
-            torch.testing.assert_close(layer(x, index, weight, num_edges=30), right)
-    assert layer.lin.weight is theirs.lin.weight
+        torch.testing.assert_close(ours(x, index, weight, num_edges=30), right)
 
 
 def test_a_layer_sorts_an_index_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +138,7 @@ def test_a_layer_sorts_an_index_once_until_it_changes(monkeypatch: pytest.Monkey
     layer, x, index = HypergraphConv(4, 4), torch.randn(6, 4), drawn(6, 4, 10)
     first = layer(x, index)
     assert torch.equal(layer(x, index), first)
+    HypergraphConv(4, 4)(x, index)  # layers share it
     assert len(made) == 1
     index[0, 0] = 5
     layer(x, index)
@@ -242,13 +208,13 @@ def test_wrong_features_are_refused_and_nan_is_never_lost(
         hypergraph_conv(good, incidence, scaling="both")  # type: ignore[arg-type]
     with pytest.raises(TightropeError, match="incidence is Tensor"):
         hypergraph_conv(good, INDEX)  # type: ignore[arg-type]
-    for column, first in itertools.product((0, 33, 39), ("sum", "mean", "max")):
+    for column, row, first in itertools.product((0, 33, 39), (1, 2), ("sum", "mean", "max")):
         bad = good.clone()
-        bad[2, column] = torch.nan
-        with pytest.raises(TightropeError, match="sum is NaN"):
-            hypergraph_conv(bad, incidence, first=first)  # type: ignore[arg-type]
-    with pytest.raises(TightropeError, match="sum is NaN"):
-        hypergraph_conv(good, incidence, torch.tensor([1.0, torch.nan]))
+        bad[row, column] = torch.nan
+        found = hypergraph_conv(bad, incidence, first=first).isnan()  # type: ignore[arg-type]
+        assert found[1:, column].all(), "these share a hyperedge with it"
+        assert found.sum() == (3 if row == 1 else 2)
+    assert hypergraph_conv(good, incidence, torch.tensor([1.0, torch.nan]))[1:].isnan().all()
     infinite = good * torch.inf
     assert hypergraph_conv(infinite, incidence).isinf().all()
     x = good.clone().requires_grad_()

@@ -1,10 +1,10 @@
 """Hypergraph convolution, and a layer that replaces that of torch_geometric."""
 
-import weakref
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tightrope.core import TightropeError
 from tightrope_forms.hypergraph.incidence import Incidence, inverse
@@ -12,6 +12,7 @@ from tightrope_forms.hypergraph.ops import maxima, sums
 
 First = Literal["sum", "mean", "max"]
 Scaling = Literal["none", "row", "symmetric"]
+_SORTED: Final = WeakTensorKeyDictionary()
 _HALVES: Final = (torch.bfloat16, torch.float16)
 
 
@@ -35,22 +36,34 @@ def propagate(
         E x F numbers of 4 bytes. Between the passes there are E x F numbers.
 
     Raises:
-        TightropeError: shapes, types or devices do not fit, or a hyperedge's sum is NaN.
+        TightropeError: shapes, types or devices do not fit.
     """
-    if x.dtype in _HALVES:
-        scales = tuple(one if one is None else one.float() for one in scales)  # type: ignore[assignment]
-        return propagate(x.float(), incidence, scales, largest=largest).to(x.dtype)
-    check(x, incidence, scales)
-    into, mid, out = scales
-    edges, vertices = incidence.edges, incidence.vertices
+    given, x = x, _checked(x, incidence)
+    into, mid, out = (_wide(one) for one in scales)
+    for name, one, size in (
+        ("into", into, len(x)), ("mid", mid, incidence.num_edges), ("out", out, len(x))
+    ):  # fmt: skip
+        if one is not None and (one.shape != (size,) or one.dtype != x.dtype or one.device != x.device):
+            raise TightropeError(
+                f"Scale {name} is {one.dtype} {tuple(one.shape)} on {one.device}. "
+                f"Give {x.dtype} ({size},) on {x.device}."
+            )
+    edges, vertices = incidence.lists("e"), incidence.lists("v")
     if largest:
-        made = maxima(x if into is None else x * into[:, None], edges, vertices)
-        return sums(made, vertices, edges, mid, out, check=True)
-    return sums(sums(x, edges, vertices, into, mid, check=True), vertices, edges, None, out)
+        made = maxima(x if into is None else x * into[:, None], edges)
+        made = sums(made, vertices, edges, mid, out)
+    else:
+        made = sums(sums(x, edges, vertices, into, mid), vertices, edges, None, out)
+    return made.to(given.dtype)
 
 
-def check(x: Tensor, incidence: Incidence, scales: tuple[Any, Any, Any]) -> None:
-    """Check what `propagate` is given.
+def _wide(x: Any) -> Any:
+    """Halves as float32."""
+    return x.float() if x is not None and x.dtype in _HALVES else x
+
+
+def _checked(x: Tensor, incidence: Incidence) -> Tensor:
+    """Check what is convolved, and return it as it is computed.
 
     Raises:
         TightropeError: shapes, types or devices do not fit.
@@ -59,25 +72,15 @@ def check(x: Tensor, incidence: Incidence, scales: tuple[Any, Any, Any]) -> None
         raise TightropeError(f"x is {type(x).__name__}. Give a tensor, a row a vertex.")
     if not isinstance(incidence, Incidence):
         raise TightropeError(f"incidence is {type(incidence).__name__}. Give a tightrope_forms Incidence.")
-    if (
-        x.dim() != 2
-        or len(x) != incidence.num_vertices
-        or x.dtype not in (torch.float32, torch.float64, *_HALVES)
-    ):
+    floating = x.dtype in (torch.float32, torch.float64, *_HALVES)
+    if x.dim() != 2 or len(x) != incidence.num_vertices or not floating:
         raise TightropeError(
             f"x is {x.dtype} {tuple(x.shape)}. Give floating point, ({incidence.num_vertices}, F)."
         )
-    sizes = (incidence.num_vertices, incidence.num_edges, incidence.num_vertices)
-    for name, one, size in zip(("into", "mid", "out"), scales, sizes, strict=True):
-        if one is not None and (one.shape != (size,) or one.dtype != x.dtype or one.device != x.device):
-            raise TightropeError(
-                f"Scale {name} is {one.dtype} {tuple(one.shape)} on {one.device}. "
-                f"Give {x.dtype} ({size},) on {x.device}."
-            )
-    if incidence.idx_e.device != x.device:
-        raise TightropeError(
-            f"x is on {x.device}, and incidence on {incidence.idx_e.device}. Move one of them."
-        )
+    if (device := incidence.degree_e.device) != x.device:
+        raise TightropeError(f"x is on {x.device}, and incidence on {device}. Move one of them.")
+    wide: Tensor = _wide(x)
+    return wide
 
 
 def hypergraph_conv(
@@ -111,27 +114,18 @@ def hypergraph_conv(
                 [2.2500],
                 [3.0000]])
     """
-    for name, given, known in (
-        ("first", first, ("sum", "mean", "max")),
-        ("scaling", scaling, ("none", "row", "symmetric")),
-    ):
-        if given not in known:
-            raise TightropeError(f"{name}={given!r}: give one of {', '.join(known)}.")
-    check(x, incidence, (None, None, None))
-    like = x.float() if x.dtype in _HALVES else x
-    mid = None if weight is None else weight.to(like.dtype)
-    scale = (
-        None if scaling == "none" else around(incidence, mid, like, -0.5 if scaling == "symmetric" else -1.0)
-    )
-    into = scale if scaling == "symmetric" else None
-    if operator := incidence.operator(first, like) if mid is None else None:
-        return sums(like if into is None else like * into[:, None], operator, operator, None, scale).to(
-            x.dtype
-        )
+    for name, given, known in (("first", first, First), ("scaling", scaling, Scaling)):
+        if given not in get_args(known):
+            raise TightropeError(f"{name}={given!r}: give one of {', '.join(get_args(known))}.")
+    like = _checked(x, incidence)
+    mid, out = None if weight is None else weight.to(like.dtype), None
+    if scaling != "none":
+        out = around(incidence, mid, like, -0.5 if scaling == "symmetric" else -1.0)
+    into = out if scaling == "symmetric" else None
     if first == "mean":
         each = inverse(incidence.degree_e, like)
         mid = each if mid is None else mid * each
-    return propagate(x, incidence, (into, mid, scale), largest=first == "max")
+    return propagate(x, incidence, (into, mid, out), largest=first == "max")
 
 
 def around(incidence: Incidence, weight: Tensor | None, like: Tensor, power: float) -> Tensor:
@@ -140,7 +134,7 @@ def around(incidence: Incidence, weight: Tensor | None, like: Tensor, power: flo
         return inverse(incidence.degree_v, like, power)
     if weight.shape != (incidence.num_edges,):
         raise TightropeError(f"weight has shape {tuple(weight.shape)}. Give ({incidence.num_edges},).")
-    return inverse(sums(weight[:, None], incidence.vertices, incidence.edges)[:, 0], like, power)
+    return inverse(sums(weight[:, None], incidence.lists("v"), incidence.lists("e"))[:, 0], like, power)
 
 
 class HypergraphConv(nn.Module):
@@ -164,20 +158,7 @@ class HypergraphConv(nn.Module):
         self.lin = nn.Linear(in_channels, out_channels, bias=False)
         nn.init.xavier_uniform_(self.lin.weight)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
-        self.incidence, self._last = incidence, (None, None, None)
-
-    @classmethod
-    def of(cls, layer: Any, incidence: Incidence | None = None) -> "HypergraphConv":
-        """Take over a layer of torch_geometric with its parameters, which both share.
-
-        Raises:
-            TightropeError: it has attention.
-        """
-        if layer.use_attention:
-            raise TightropeError("The layer has attention, which is not supported. Keep it as it is.")
-        made = cls(layer.in_channels, layer.out_channels, layer.bias is not None, incidence=incidence)
-        made.lin.weight, made.bias = layer.lin.weight, layer.bias
-        return made
+        self.incidence = incidence
 
     def forward(
         self, x: Tensor, hyperedge_index: Tensor | None = None, hyperedge_weight: Tensor | None = None,
@@ -188,26 +169,24 @@ class HypergraphConv(nn.Module):
         Raises:
             TightropeError: neither ``hyperedge_index`` nor an incidence is there, or it does not fit.
         """
-        incidence = (
-            self.incidence if hyperedge_index is None else self._sorted(hyperedge_index, len(x), num_edges)
-        )
+        incidence = self.incidence if hyperedge_index is None else _sorted(hyperedge_index, len(x), num_edges)
         if incidence is None or hyperedge_attr is not None:
             raise TightropeError(
                 "Give hyperedge_index, or the layer an incidence. Attributes are not supported."
             )
         made = self.lin(x)
-        like = made.float() if made.dtype in _HALVES else made
+        like = _checked(made, incidence)
         weight = None if hyperedge_weight is None else hyperedge_weight.to(like.dtype)
         scales = (None, inverse(incidence.degree_e, like), around(incidence, weight, like, -1.0))
         made = propagate(made, incidence, scales)
         return made if self.bias is None else made + self.bias
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator] # what it keeps is no part of a graph
-    def _sorted(self, index: Tensor, num_vertices: int, num_edges: int | None) -> Incidence:
-        """Sort an index, unless it is that of the last call and was not written to."""
-        key = (index._version, num_vertices, num_edges)
-        known, last, incidence = self._last
-        if known is None or known() is not index or last != key:
-            incidence = Incidence(index, num_vertices, num_edges, allow_empty=True)
-            object.__setattr__(self, "_last", (weakref.ref(index), key, incidence))
-        return incidence
+
+@torch.compiler.disable  # type: ignore[untyped-decorator] # what is kept is no part of a graph
+def _sorted(index: Tensor, num_vertices: int, num_edges: int | None) -> Incidence:
+    """Sort an index, unless it was sorted before and not written to since."""
+    key = (index._version, num_vertices, num_edges)
+    if _SORTED.get(index, (None,))[0] != key:
+        _SORTED[index] = key, Incidence(index, num_vertices, num_edges, allow_empty=True)
+    found: Incidence = _SORTED[index][1]
+    return found
