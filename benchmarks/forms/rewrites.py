@@ -11,6 +11,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.forms.nets import NETS, Net
+from benchmarks.forms.prove import example_of, prove
+from benchmarks.forms.search import backtracked, restarted, steepest
 from benchmarks.forms.terms import random_term
 from tightrope.capture import capture
 from tightrope.plan.api import plan
@@ -18,16 +20,14 @@ from tightrope_forms.rewrite import rewrite
 from tightrope_forms.rewrite.api import solve_part
 from tightrope_forms.rewrite.extract import CostWeights, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
-from tightrope_forms.rewrite.prove import prove
 from tightrope_forms.rewrite.rules import RULES
-from tightrope_forms.rewrite.search import backtracked, restarted, steepest
 
 
 def proofs(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]:
     """R1: prove every rule on 100 examples a pair (``--pairs 10`` is a thousand)."""
     rows = []
     for name, rule in RULES.items():
-        worst = prove(name, rule, times=100 * pairs)
+        worst = prove(name, rule, example_of(name), times=100 * pairs)
         console.print(f"{name:<70}{worst:>10.1e}")
         rows.append({"rule": name, "times": 100 * pairs, "worst": worst})
     return rows

@@ -18,7 +18,7 @@ def random_term(seed: int, size: int) -> FormCosts:
     for _ in range(size):
         pool.append(_op(graph, draw, pool, leaves[1:]))
     roots = [graph.make(aten.cat.default, pool[-4:], 1)]
-    saturate(graph, {name: rule.apply for name, rule in RULES.items()}, most_nodes=500)
+    saturate(graph, RULES, most_nodes=500)
     return FormCosts(graph, roots, [], CostWeights(1.0, 1.0))
 
 

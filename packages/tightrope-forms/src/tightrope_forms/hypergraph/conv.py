@@ -186,7 +186,7 @@ class HypergraphConv(nn.Module):
 def _sorted(index: Tensor, num_vertices: int, num_edges: int | None) -> Incidence:
     """Sort an index, unless it was sorted before and not written to since."""
     key = (index._version, num_vertices, num_edges)
-    if _SORTED.get(index, (None,))[0] != key:
+    if index not in _SORTED or _SORTED[index][0] != key:
         _SORTED[index] = key, Incidence(index, num_vertices, num_edges, allow_empty=True)
     found: Incidence = _SORTED[index][1]
     return found

@@ -9,9 +9,10 @@ Complexity  An export, and a capture and a plan per form; parts that are alike a
 Gaps        Results differ by rounding. The smallest plan is that which the planner finds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -20,8 +21,8 @@ from tightrope.capture import capture
 from tightrope.core import Bytes, InfeasibleError, TightropeError, parse_bytes
 from tightrope.plan import whole_bytes
 from tightrope.plan.api import plan
-from tightrope_forms.rewrite.egraph import EGraph, saturate
-from tightrope_forms.rewrite.extract import Choice, CostWeights, Extracted, FormCosts, extract
+from tightrope_forms.rewrite.egraph import saturate
+from tightrope_forms.rewrite.extract import CostWeights, Extracted, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, Section, emitted, exported, sections
 from tightrope_forms.rewrite.rules import RULES
 
@@ -52,13 +53,16 @@ class RewrittenModel:
     solved: tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class Solved:
-    """A part, with every form that rules give, and the one that was extracted."""
+class Solved(NamedTuple):
+    """A part, priced with every form that rules give, and the one that was extracted."""
 
-    graph: EGraph
     costs: FormCosts
     found: Extracted
+
+    def rules(self) -> list[str]:
+        """Name the rules whose nodes the form needs."""
+        choice, why = self.found.choice, self.costs.graph.why
+        return [why[choice[one]] for one in self.costs.needed(choice) or [] if choice[one] in why]
 
 
 def solve_part(part: Section, weights: CostWeights, *, seconds: float = 5.0) -> Solved | None:
@@ -66,10 +70,10 @@ def solve_part(part: Section, weights: CostWeights, *, seconds: float = 5.0) -> 
     if not part.roots:
         return None
     if not part.graph.applied:
-        saturate(part.graph, {name: rule.apply for name, rule in RULES.items()}, most_nodes=MOST_NODES)
+        saturate(part.graph, RULES, most_nodes=MOST_NODES)
     roots = [part.classes[one] for one in part.roots]
     costs = FormCosts(part.graph, roots, [part.classes[one] for one in part.kept], weights)
-    return Solved(part.graph, costs, extract(costs, seconds=seconds))
+    return Solved(costs, extract(costs, seconds=seconds))
 
 
 def smallest_plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Bytes, Bytes]:
@@ -89,7 +93,6 @@ def rewrite(
     kwargs: dict[str, Any] | None = None,
     *,
     budget: str | Bytes | None = None,
-    weights: Iterable[CostWeights] = WEIGHTS,
 ) -> RewrittenModel:
     """Return the form of a model whose plan is the smallest.
 
@@ -99,7 +102,6 @@ def rewrite(
         kwargs: of it.
         budget: for which a plan is wanted: of forms that fit, that which needs the fewest bytes in the given
             order. None = forms must not raise the smallest budget.
-        weights: a form is extracted for each.
 
     Raises:
         TightropeError: the model cannot be exported or captured.
@@ -117,51 +119,31 @@ def rewrite(
     module = exported(model, tuple(args), named)
     parts = sections(module, ExportedValues(module))
     unlike = {part.key: part for part in reversed(parts)}
-    size = None if budget is None else parse_bytes(budget, whole=before[0])
-    most = before[1] if size is None else max(size, before[1])
-    best: tuple[Any, ...] = (sum(before) if budget is None else before[0], model, before, {})
-    for one in weights:
-        solved = {key: solve_part(part, one) for key, part in unlike.items()}
+    most = before[1] if budget is None else max(parse_bytes(budget, whole=before[0]), before[1])
+
+    def score(sizes: tuple[Bytes, Bytes]) -> Bytes:
+        return sum(sizes) if budget is None else sizes[0]
+
+    best: tuple[nn.Module, tuple[Bytes, Bytes], list[Solved]] = (model, before, [])
+    for weights in WEIGHTS:
+        solved = {key: solve_part(part, weights) for key, part in unlike.items()}
         found = [solved[part.key] for part in parts]
-        if not any(_rules_of(known) for known in found):
-            continue
-        made = _emit(module, parts, found)
-        if made is None:
-            continue
-        after = smallest_plan(made, tuple(args), named)
-        score = sum(after) if budget is None else after[0]
-        if score < best[0] and after[1] <= most:
-            best = (score, made, after, found)
-    _, made, after, found = best
-    known = [one for one in found or [] if one is not None]
-    given = [one.costs.bytes(one.costs.given()) for one in known]
-    rules: dict[str, int] = {}
-    for one in known:
-        for name in _rules_of(one):
-            rules[name] = rules.get(name, 0) + 1
-    proved = {id(one.graph): one.found.status == "optimal" for one in known}
+        forms = [(one.costs.graph, one.found.choice) if one and one.rules() else None for one in found]
+        if (other := emitted(module, parts, forms)) is not None:
+            after = smallest_plan(other, tuple(args), named)
+            if score(after) < score(best[1]) and after[1] <= most:
+                best = (other, after, [one for one in found if one is not None])
+    made, after, taken = best
+    proved = {id(one.costs.graph): one.found.status == "optimal" for one in taken}
     return RewrittenModel(
-        made, rules, sum(one.costs.bytes(one.found.choice) for one in known), sum(given),
-        (before[0], after[0]), (before[1], after[1]), (len(parts), len(unlike), sum(proved.values())),
-    )  # fmt: skip
-
-
-def _rules_of(solved: Solved | None) -> list[str]:
-    """Name the rules whose nodes a form needs."""
-    if solved is None:
-        return []
-    choice, order = solved.found.choice, solved.costs.needed(solved.found.choice) or []
-    return [solved.graph.why[choice[one]] for one in order if choice[one] in solved.graph.why]
-
-
-def _emit(module: Any, parts: list[Section], found: list[Solved | None]) -> nn.Module | None:
-    forms: list[tuple[EGraph, Choice] | None] = [
-        None if one is None or not _rules_of(one) else (one.graph, one.found.choice) for one in found
-    ]
-    try:
-        return emitted(module, parts, forms)
-    except RecursionError:  # a form needs what comes after it
-        return None
+        made,
+        dict(Counter(name for one in taken for name in one.rules())),
+        sum(one.costs.bytes(one.found.choice) for one in taken),
+        sum(one.costs.bytes(one.costs.given()) for one in taken),
+        (before[0], after[0]),
+        (before[1], after[1]),
+        (len(parts), len(unlike), sum(proved.values())),
+    )
 
 
 def rewritten(

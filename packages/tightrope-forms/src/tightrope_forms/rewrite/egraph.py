@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tightrope.core import Bytes, TightropeError
 from tightrope_forms.rewrite._torch import fakes
@@ -62,25 +63,15 @@ class ENode(NamedTuple):
     children: tuple[ClassId, ...]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What running an op means: its result, what it keeps for its backward, and its time.
-
-    Attributes:
-        value: of the result.
-        keeps: children whose values are kept.
-        keeps_result: whether the result is.
-        own: further bytes that are kept.
-        view: the child that the result looks into, or None.
-        seconds: modelled, forward alone.
-    """
+class Facts(NamedTuple):
+    """What running an op means: its result, what it keeps for its backward, and its time."""
 
     value: Value
-    keeps: tuple[int, ...]
-    keeps_result: bool
-    own: Bytes
-    view: int | None
-    seconds: float
+    keeps: tuple[int, ...] = ()  # children whose values are kept
+    keeps_result: bool = False
+    own: Bytes = 0  # further bytes that are kept
+    view: int | None = None  # the child that the result looks into
+    seconds: float = 0.0  # modelled, forward alone
 
 
 def frozen(value: Any, children: list[ClassId]) -> Any:
@@ -106,12 +97,6 @@ def thawed(value: Any, children: Any) -> Any:
     return value[1] if isinstance(value, tuple) else value
 
 
-def call(op: Any, args: Any, children: Any) -> Any:
-    """Run an op on values."""
-    given, named = thawed(args, children)
-    return op(*given, **named)
-
-
 @cache
 def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
     """Run an op without numbers; see `Facts`.
@@ -128,33 +113,26 @@ def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
     with fakes():
         inputs = [_made(one) for one in given]
         try:
+            positional, named = thawed(args, inputs)
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
-                made = call(op, args, inputs)
+                made = op(*positional, **named)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise TightropeError(
-                f"{op} does not run on such tensors: {str(error).splitlines()[0]}"
-            ) from error
+            said = str(error).splitlines()[0]
+            raise TightropeError(f"{op} does not run on such tensors: {said}") from error
         results = made if isinstance(made, tuple | list) else (made,)
         if not all(isinstance(one, Tensor) for one in results):
             raise TightropeError(f"{op} returns no tensors. Rewriting takes ops of tensors alone.")
-        of_inputs = [_storages(one) for one in inputs]
-        of_results = _storages(results)
-        keeps, own, seen = set(), 0, set()
-        for one in saved:
-            storage = one.untyped_storage()._cdata
-            where = next((k for k, storages in enumerate(of_inputs) if storage in storages), None)
-            if where is not None:
-                keeps.add(where)
-            elif storage not in of_results and storage not in seen:
-                own += one.untyped_storage().nbytes()
-            seen.add(storage)
-        views = (k for k, storages in enumerate(of_inputs) if storages & of_results)
-        view = next(views, None)
-        specs = tuple(_spec(one) for one in results)
-        value = specs if isinstance(made, tuple | list) else specs[0]
-        seconds = _START if view is not None else _seconds(op, given, specs)
+        of_inputs, of_results = [_storages(one) for one in inputs], _storages(results)
+        kept = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in saved}
+        specs = tuple(spec_of(one) for one in results)
+        view = next((k for k, storages in enumerate(of_inputs) if storages & of_results), None)
         return Facts(
-            value, tuple(sorted(keeps)), bool(seen & of_results) and view is None, own, view, seconds
+            value=specs if isinstance(made, tuple | list) else specs[0],
+            keeps=tuple(k for k, storages in enumerate(of_inputs) if storages & kept.keys()),
+            keeps_result=view is None and bool(of_results & kept.keys()),
+            own=sum(size for one, size in kept.items() if one not in of_results.union(*of_inputs)),
+            view=view,
+            seconds=_START if view is not None else _seconds(op, given, specs),
         )
 
 
@@ -166,17 +144,12 @@ def _made(value: Value) -> Any:
 
 
 def _storages(value: Any) -> set[int]:
-    values = value if isinstance(value, tuple | list) else (value,)
-    return {one.untyped_storage()._cdata for one in values}
-
-
-def _spec(made: Tensor) -> Spec:
-    return Spec(tuple(made.shape), made.stride(), made.dtype, made.requires_grad)
+    return {one.untyped_storage()._cdata for one in tree_leaves(value)}
 
 
 def spec_of(tensor: Tensor) -> Spec:
     """Describe a tensor."""
-    return _spec(tensor)
+    return Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
 
 def _seconds(op: Any, given: tuple[Value, ...], made: tuple[Spec, ...]) -> float:
@@ -195,20 +168,14 @@ def _seconds(op: Any, given: tuple[Value, ...], made: tuple[Spec, ...]) -> float
 
 @dataclass
 class EGraph:
-    """Classes of equal values.
+    """Classes of equal values."""
 
-    Attributes:
-        nodes: by class, in the order in which they came: the first is the one that was given.
-        values: of classes.
-        applied: what every use of a rule united: pairs of a class and the node that it may take.
-        why: the rule that added a node.
-    """
-
-    nodes: dict[ClassId, dict[ENode, None]] = field(default_factory=dict)
+    nodes: dict[ClassId, dict[ENode, None]] = field(default_factory=dict)  # the first: as it was given
     values: dict[ClassId, Value] = field(default_factory=dict)
     applied: list[tuple[tuple[ClassId, ENode], ...]] = field(default_factory=list)
+    """Of every use of a rule: the classes that it united, and nodes that they may take."""
     why: dict[ENode, str] = field(default_factory=dict)
-    leaves: dict[ClassId, int] = field(default_factory=dict)
+    """The rule that added a node."""
     _parents: list[int] = field(default_factory=list)
     _known: dict[ENode, ClassId] = field(default_factory=dict)
 
@@ -221,10 +188,8 @@ class EGraph:
 
     def leaf(self, spec: Value, *, held: bool = True) -> ClassId:
         """Add a value that comes from outside; ``held`` ones cost nothing where they are kept."""
-        number = len(self.leaves)
-        made = self._new(ENode("leaf", (number, held), ()), spec)
-        self.leaves[made] = number
-        return made
+        number = sum(node.op == "leaf" for node in self._known)
+        return self._new(ENode("leaf", (number, held), ()), spec)
 
     def _new(self, node: ENode, value: Value) -> ClassId:
         made = ClassId(len(self._parents))
@@ -241,16 +206,14 @@ class EGraph:
         """
         children: list[ClassId] = []
         args = frozen([list(given), named], children)
-        node = ENode(op, args, tuple(self.find(one) for one in children))
-        if (known := self._known.get(node)) is not None:
-            return self.find(known)
-        return self._new(node, self.facts(node).value)
+        node = self._named(ENode(op, args, tuple(children)))
+        known = self._known.get(node)
+        return self._new(node, self.facts(node).value) if known is None else self.find(known)
 
     def facts(self, node: ENode) -> Facts:
         """Say what running a node means."""
         if node.op == "leaf":
-            value = self.values[self.find(self._known[node])]
-            return Facts(value, (), False, 0, None, 0.0)
+            return Facts(self.values[self.find(self._known[node])])
         return facts_of(node.op, node.args, tuple(self.values[self.find(one)] for one in node.children))
 
     def unite(self, pairs: list[tuple[ClassId, ClassId]], why: str) -> bool:
@@ -279,23 +242,17 @@ class EGraph:
         """Unite classes whose nodes became equal, until none does."""
         changed = True
         while changed:
-            changed = False
-            self._known, names = {}, {}
+            changed, self._known = False, {}
             for one in list(self.nodes):
-                if one not in self.nodes:
-                    continue
-                fresh: dict[ENode, None] = {}
-                for node in self.nodes[one]:
-                    named = node._replace(children=tuple(self.find(child) for child in node.children))
-                    names[node] = named
-                    if node in self.why:
-                        self.why.setdefault(named, self.why[node])
-                    fresh[named] = None
-                    other = self.find(self._known.setdefault(named, one))
-                    if other != one and other in self.nodes:
+                fresh = {self._named(node): node for node in self.nodes[one]}
+                for node, before in fresh.items():
+                    if before in self.why:
+                        self.why.setdefault(node, self.why[before])
+                    other = self.find(self._known.setdefault(node, one))
+                    if other != self.find(one):
                         self._parents[one] = other
                         changed = True
-                self.nodes[one] = fresh
+                self.nodes[one] = dict.fromkeys(fresh)
                 if self._parents[one] != one:
                     self.nodes[self.find(one)] |= self.nodes.pop(one)
         self.applied = [tuple((self.find(c), self._named(n)) for c, n in moves) for moves in self.applied]

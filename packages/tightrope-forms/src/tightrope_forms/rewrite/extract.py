@@ -5,20 +5,23 @@ Idea        One node for every class that is needed. Each is paid once, so shari
 Source      tensat (MLSys 2021), which found tree costs and greedy choices to return the input
 Guarantee   `Extracted.status` is "optimal" where HiGHS proved it. A choice has no circle, and is never worse
             than the input.
-Complexity  Exponential at worst; a second for hundreds of nodes. Order variables only inside of circles.
+Complexity  Exponential at worst; a second for hundreds of nodes. Circles are forbidden as they occur.
 Gaps        A view that is kept counts as what it looks into; bytes in flight are left to the planner.
 """
 
+import math
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
-
-import numpy as np
 
 from tightrope.core import Bytes
 from tightrope_forms.rewrite.egraph import ClassId, EGraph, ENode, Facts, Spec
 
 Choice: TypeAlias = dict[ClassId, ENode]
+Columns: TypeAlias = dict[ClassId, dict[ENode, Any]]
+"""Of nodes, by class: whether each is taken."""
 _MS: Final = 1e3
 _MIB: Final = 2.0**20
 _NEW: Final = 1e-6  # of a node that a rule made: of forms that cost the same, the one that came in
@@ -31,21 +34,13 @@ class CostWeights(NamedTuple):
     mib: float = 0.0
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """A form of a graph.
+class Extracted(NamedTuple):
+    """A form of a graph."""
 
-    Attributes:
-        choice: a node of every class that is needed.
-        cost: of it.
-        bound: no form costs less.
-        status: ``optimal``, or ``time_limit``.
-    """
-
-    choice: Choice
+    choice: Choice  # a node of every class that is needed
     cost: float
-    bound: float
-    status: str
+    bound: float  # no form costs less
+    status: str  # "optimal" or "time_limit"
 
 
 class FormCosts:
@@ -71,63 +66,46 @@ class FormCosts:
         return new + self.weights.seconds * facts.seconds * _MS + self.weights.mib * facts.own / _MIB
 
     def held(self, one: ClassId, node: ENode) -> float:
-        """What keeping the value of a class costs, where a node makes it."""
+        """What keeping the value of a class costs, where a node makes it; views and leaves may be free."""
         value = self.graph.values[one]
-        if (
-            not isinstance(value, Spec)
-            or self.facts[node].view is not None
-            or node[:2] == ("leaf", (node.args[0], True))
-        ):
-            return 0.0
-        return self.weights.mib * value.bytes / _MIB
+        free = self.facts[node].view is not None or (node.op == "leaf" and node.args[1])
+        return 0.0 if free or not isinstance(value, Spec) else self.weights.mib * value.bytes / _MIB
 
     def given(self) -> Choice:
         """The form that came in: of every class the first node that does not need the class itself."""
         choice: Choice = {}
-        left = dict.fromkeys(self.graph.nodes)
-        while left:
-            ready = [one for one in left if self._ready(one, choice, first=True)]
-            ready = ready or [one for one in left if self._ready(one, choice, first=False)][:1]
-            for one in ready:
-                choice[one] = next(n for n in self.graph.nodes[one] if self._made(n, choice))
-                del left[one]
+        while left := [one for one in self.graph.nodes if one not in choice]:
+            made = [
+                (at, one, node) for one in left for at, node in enumerate(self.graph.nodes[one])
+                if all(self.graph.find(child) in choice for child in node.children)
+            ]  # fmt: skip
+            firsts = [one for one in made if not one[0]]
+            choice |= {one: node for _, one, node in reversed(firsts or made[:1])}
         return choice
 
-    def _made(self, node: ENode, choice: Choice) -> bool:
-        return all(self.graph.find(child) in choice for child in node.children)
-
-    def _ready(self, one: ClassId, choice: Choice, *, first: bool) -> bool:
-        nodes = list(self.graph.nodes[one])
-        return any(self._made(node, choice) for node in (nodes[:1] if first else nodes))
+    def below(self, choice: Choice) -> dict[ClassId, list[ClassId]]:
+        """List the children of every class that a choice needs."""
+        found: dict[ClassId, list[ClassId]] = {}
+        stack = list(self.roots)
+        while stack:
+            if (one := stack.pop()) not in found:
+                found[one] = [self.graph.find(child) for child in choice[one].children]
+                stack += found[one]
+        return found
 
     def needed(self, choice: Choice) -> list[ClassId] | None:
         """List the classes that a choice needs, children first; None where it goes in a circle."""
-        order: list[ClassId] = []
-        state: dict[ClassId, int] = {}
-        stack = [(one, False) for one in self.roots]
-        while stack:
-            one, done = stack.pop()
-            one = self.graph.find(one)
-            if done:
-                state[one] = 2
-                order.append(one)
-            elif state.get(one) == 1:
-                return None
-            elif one not in state:
-                state[one] = 1
-                stack.append((one, True))
-                stack += [
-                    (child, False) for child in choice[one].children if state.get(self.graph.find(child)) != 2
-                ]
-        return order
+        try:
+            return list(TopologicalSorter(self.below(choice)).static_order())
+        except CycleError:
+            return None
 
     def bytes(self, choice: Choice) -> Bytes:
         """Count the bytes that a choice keeps for its backward."""
         order = self.needed(choice)
         assert order is not None
         own: Bytes = sum(self.facts[choice[one]].own for one in order)
-        values = [self.graph.values[one] for one in self._keeps(choice, order)]
-        own += sum(value.bytes for value in values)
+        own += sum(self.graph.values[one].bytes for one in self._keeps(choice, order))
         return own
 
     def _keeps(self, choice: Choice, order: list[ClassId]) -> set[ClassId]:
@@ -142,65 +120,15 @@ class FormCosts:
             while (view := self.facts[choice[one]].view) is not None:
                 one = find(choice[one].children[view])
             bases.add(one)
-        held = {one for one in bases if choice[one].op == "leaf" and choice[one].args[1]}
-        return {one for one in bases - held if isinstance(self.graph.values[one], Spec)}
+        return {one for one in bases if self.held(one, choice[one])}
 
     def of(self, choice: Choice) -> float:
         """Price a choice; infinite where it goes in a circle."""
         order = self.needed(choice)
         if order is None:
-            return float("inf")
-        held: float = sum(
-            self.weights.mib * self.graph.values[one].bytes / _MIB for one in self._keeps(choice, order)
-        )
-        return sum(self.own(choice[one]) for one in order) + held
-
-
-class _ChoiceProgram:
-    """An integer program in the making: columns, and rows of (column, factor)."""
-
-    def __init__(self) -> None:
-        self.costs: list[float] = []
-        self.whole: list[bool] = []
-        self.rows: list[tuple[float, float, dict[int, float]]] = []
-
-    def column(self, cost: float = 0.0, *, whole: bool = False) -> int:
-        self.costs.append(cost)
-        self.whole.append(whole)
-        return len(self.costs) - 1
-
-    def at_least(self, low: float, terms: dict[int, float]) -> None:
-        self.rows.append((low, np.inf, terms))
-
-    def solve(self, start: list[float], seconds: float) -> tuple[Any, float, bool]:
-        """Return values (or None), a lower bound, and whether they are proved optimal."""
-        import highspy
-
-        highs = highspy.Highs()  # type: ignore[no-untyped-call]
-        for name, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("time_limit", seconds),
-            ("mip_rel_gap", 1e-7),
-        ):
-            highs.setOptionValue(name, value)
-        num, none = len(self.costs), np.array([], np.int32)
-        highs.addCols(num, np.array(self.costs), np.zeros(num), np.ones(num), 0, none, none, np.array([]))
-        whole = np.flatnonzero(self.whole).astype(np.int32)
-        kinds = np.array([highspy.HighsVarType.kInteger] * len(whole))
-        highs.changeColsIntegrality(len(whole), whole, kinds)
-        starts = np.cumsum([0, *(len(terms) for _, _, terms in self.rows)])[:-1].astype(np.int32)
-        places = np.array([one for _, _, terms in self.rows for one in terms], np.int32)
-        factors = np.array([one for _, _, terms in self.rows for one in terms.values()])
-        low, high = (np.array([row[k] for row in self.rows], float) for k in (0, 1))
-        highs.addRows(len(self.rows), low, high, len(places), starts, places, factors)
-        solution = highspy.HighsSolution()
-        solution.col_value = start
-        highs.setSolution(solution)
-        highs.run()
-        info, optimal = highs.getInfo(), highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        values = highs.getSolution().col_value if info.primal_solution_status == 2 else None
-        return values, info.mip_dual_bound if len(whole) else info.objective_function_value, optimal
+            return math.inf
+        held = sum(self.held(one, choice[one]) for one in self._keeps(choice, order))
+        return held + sum(self.own(choice[one]) for one in order)
 
 
 def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
@@ -213,117 +141,88 @@ def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
     Returns:
         The choice; that of the input where nothing better was found.
     """
-    graph, program = costs.graph, _ChoiceProgram()
+    import highspy
+
+    graph, given, end = costs.graph, costs.given(), time.monotonic() + seconds
+    best, cost, bound, status = given, costs.of(given), 0.0, "time_limit"
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", 1e-7)):
+        highs.setOptionValue(name, value)
     classes = _reached(costs)
-    node_at: dict[tuple[ClassId, ENode], int] = {}
-    for one in classes:
-        for node in graph.nodes[one]:
-            node_at[one, node] = program.column(costs.own(node), whole=True)
-    kept_at = {one: program.column() for one in classes}
-    _choose_rows(costs, program, classes, node_at)
-    _keep_rows(costs, program, node_at, kept_at)
-    rank = _order_rows(graph, program, classes, node_at)
-    given = costs.given()
-    start = _start(costs, program, given, node_at, rank)
-    values, bound, optimal = program.solve(start, seconds)
-    best, cost = given, costs.of(given)
-    if values is not None:
-        choice = dict(given)
-        choice.update({one: node for (one, node), at in node_at.items() if values[at] > 0.5})
+    of = {one: {node: highs.addBinary(costs.own(node)) for node in graph.nodes[one]} for one in classes}
+    _choose_rows(costs, highs, of)
+    _keep_rows(costs, highs, of)
+    while (left := end - time.monotonic()) > 0:
+        highs.setOptionValue("time_limit", highs.getRunTime() + left)
+        highs.run()
+        values, info = highs.getSolution().col_value, highs.getInfo()
+        bound = max(bound, info.mip_dual_bound)
+        if info.primal_solution_status != highspy.kSolutionStatusFeasible:
+            break
+        picked = {
+            one: node
+            for one, nodes in of.items()
+            for node, column in nodes.items()
+            if values[column.index] > 0.5
+        }
+        choice = given | picked
         if (found := costs.of(choice)) < cost:
             best, cost = choice, found
-    return Extracted(best, cost, min(bound, cost), "optimal" if optimal else "time_limit")
+        if found < math.inf:
+            done = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+            status = "optimal" if done else status
+            break
+        _forbid_circle(costs, highs, of, choice)
+    return Extracted(best, cost, min(bound, cost), status)
 
 
 def _reached(costs: FormCosts) -> list[ClassId]:
-    graph, seen, stack = costs.graph, dict.fromkeys(costs.roots), list(costs.roots)
+    graph, found, stack = costs.graph, dict[ClassId, None](), list(costs.roots)
     while stack:
-        for node in graph.nodes[graph.find(stack.pop())]:
-            for child in map(graph.find, node.children):
-                if child not in seen:
-                    seen[child] = None
-                    stack.append(child)
-    return list(seen)
+        if (one := stack.pop()) not in found:
+            found[one] = None
+            stack += [graph.find(child) for node in graph.nodes[one] for child in node.children]
+    return list(found)
 
 
-def _choose_rows(
-    costs: FormCosts, program: _ChoiceProgram, classes: list[ClassId], node_at: dict[Any, int]
-) -> None:
+def _choose_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
     """Roots have a node; a child of a node that is taken has one."""
-    graph = costs.graph
-    of = {one: [node_at[one, node] for node in graph.nodes[one]] for one in classes}
     for one in dict.fromkeys(costs.roots):
-        program.at_least(1.0, dict.fromkeys(of[one], 1.0))
-    for (_, node), at in node_at.items():
-        for child in dict.fromkeys(map(graph.find, node.children)):
-            program.at_least(0.0, {**dict.fromkeys(of[child], 1.0), at: -1.0})
+        highs.addConstr(highs.qsum(of[one].values()) >= 1)
+    for one, nodes in of.items():
+        for node, taken in nodes.items():
+            for child in dict.fromkeys(map(costs.graph.find, node.children)):
+                bad = child == one
+                highs.addConstr(taken <= 0 if bad else highs.qsum(of[child].values()) >= taken)
 
 
-def _keep_rows(
-    costs: FormCosts, program: _ChoiceProgram, node_at: dict[Any, int], kept_at: dict[ClassId, int]
-) -> None:
+def _keep_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
     """A value that a node keeps is kept, or what it looks into; who makes it decides what it costs."""
     find = costs.graph.find
-    for one in costs.kept & set(kept_at):
-        program.at_least(1.0, {kept_at[one]: 1.0})
-    for (one, node), at in node_at.items():
-        facts = costs.facts[node]
-        for child in {find(node.children[k]) for k in facts.keeps}:
-            program.at_least(0.0, {kept_at[child]: 1.0, at: -1.0})
-        if facts.keeps_result:
-            program.at_least(0.0, {kept_at[one]: 1.0, at: -1.0})
-        if facts.view is not None:
-            base = find(node.children[facts.view])
-            if base != one:
-                program.at_least(-1.0, {kept_at[base]: 1.0, kept_at[one]: -1.0, at: -1.0})
-        elif cost := costs.held(one, node):
-            paid = program.column(cost)
-            program.at_least(-1.0, {paid: 1.0, kept_at[one]: -1.0, at: -1.0})
+    kept = {one: highs.addVariable(0, 1) for one in of}
+    for one in costs.kept & set(of):
+        highs.addConstr(kept[one] >= 1)
+    for one, nodes in of.items():
+        for node, taken in nodes.items():
+            facts = costs.facts[node]
+            for child in {find(node.children[k]) for k in facts.keeps} | (
+                {one} if facts.keeps_result else set()
+            ):
+                highs.addConstr(kept[child] >= taken)
+            if facts.view is not None:
+                if (base := find(node.children[facts.view])) != one:
+                    highs.addConstr(kept[base] >= kept[one] + taken - 1)
+            elif cost := costs.held(one, node):
+                highs.addConstr(highs.addVariable(0, 1, cost) >= kept[one] + taken - 1)
 
 
-def _order_rows(
-    graph: EGraph, program: _ChoiceProgram, classes: list[ClassId], node_at: dict[Any, int]
-) -> dict[ClassId, tuple[int, float]]:
-    """Inside of circles of classes, a child stands before its parent."""
-    circles = _circles(graph, classes)
-    rank = {one: program.column() for circle in circles for one in circle}
-    for circle in circles:
-        step = 1.0 / len(circle)
-        for one in circle:
-            for node in graph.nodes[one]:
-                for child in {graph.find(child) for child in node.children} & circle:
-                    at = node_at[one, node]
-                    if child == one:
-                        program.rows.append((0.0, 0.0, {at: 1.0}))
-                    else:  # rank[one] - rank[child] >= step where the node is taken
-                        program.at_least(-1.0, {rank[one]: 1.0, rank[child]: -1.0, at: -1.0 - step})
-    return {one: (rank[one], 1.0 / len(circle)) for circle in circles for one in circle}
-
-
-def _circles(graph: EGraph, classes: list[ClassId]) -> list[set[ClassId]]:
-    """List the strongly connected components with a circle (Tarjan 1972)."""
-    import networkx
-
-    pairs = [
-        (one, graph.find(child)) for one in classes for node in graph.nodes[one] for child in node.children
-    ]
-    loops = {one for one, child in pairs if one == child}
-    parts: list[set[ClassId]] = list(networkx.strongly_connected_components(networkx.DiGraph(pairs)))
-    return [part for part in parts if len(part) > 1 or part & loops]
-
-
-def _start(
-    costs: FormCosts,
-    program: _ChoiceProgram,
-    given: Choice,
-    node_at: dict[Any, int],
-    rank: dict[ClassId, tuple[int, float]],
-) -> list[float]:
-    """Write down the form that came in, with every value kept and paid."""
-    start = [0.0 if whole else 1.0 for whole in program.whole]
-    ranked = (rank[one] for one in costs.needed(given) or [] if one in rank)
-    for number, (at, step) in enumerate(ranked):
-        start[at] = min(1.0, step * number)
-    for one in costs.needed(given) or []:
-        start[node_at[one, given[one]]] = 1.0
-    return start
+def _forbid_circle(costs: FormCosts, highs: Any, of: Columns, choice: Choice) -> None:
+    """Find a circle of a choice; of the classes on it, one must take a node that leaves it."""
+    try:
+        TopologicalSorter(costs.below(choice)).prepare()
+    except CycleError as error:
+        circle, find = list(pairwise(error.args[1])), costs.graph.find  # children first
+        on = [
+            taken for child, one in circle for n, taken in of[one].items() if child in map(find, n.children)
+        ]
+        highs.addConstr(highs.qsum(on) <= len(circle) - 1)

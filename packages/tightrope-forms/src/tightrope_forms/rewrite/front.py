@@ -10,6 +10,7 @@ Gaps        Sizes are those of the example. Models that do not export are refuse
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,27 +36,15 @@ _STAYING: Final = ("batch_norm", "dropout", "rand", "bernoulli", "normal", "inst
 
 @dataclass
 class Section:
-    """A part of a model as an e-graph.
+    """A part of a model as an e-graph."""
 
-    Attributes:
-        nodes: of the exported graph.
-        graph: the e-graph.
-        leaves: what comes from outside, in the order of the e-graph's leaves.
-        classes: of nodes.
-        roots: nodes whose values are needed outside.
-        kept: those that an op outside keeps for its backward.
-        inside: nodes whose values are in the e-graph, and no leaves.
-        key: equal for parts that are alike.
-    """
-
-    nodes: list[fx.Node]
+    inside: set[fx.Node]  # whose values are in the e-graph, and no leaves
     graph: EGraph = field(default_factory=EGraph)
-    leaves: list[fx.Node] = field(default_factory=list)
+    leaves: list[fx.Node] = field(default_factory=list)  # what comes from outside
     classes: dict[fx.Node, ClassId] = field(default_factory=dict)
-    roots: list[fx.Node] = field(default_factory=list)
-    kept: list[fx.Node] = field(default_factory=list)
-    inside: set[fx.Node] = field(default_factory=set)
-    key: str = ""
+    roots: list[fx.Node] = field(default_factory=list)  # needed outside
+    kept: list[fx.Node] = field(default_factory=list)  # by an op outside, for its backward
+    key: str = ""  # equal for parts that are alike
 
 
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
@@ -76,10 +65,6 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return made
 
 
-def _attribute(module: nn.Module, path: str) -> Any:
-    return operator.attrgetter(path)(module)
-
-
 class ExportedValues:
     """Specs of the nodes of an exported graph, and what its ops keep."""
 
@@ -87,55 +72,37 @@ class ExportedValues:
         self.of: dict[fx.Node, Any] = {}
         self.facts: dict[fx.Node, Facts] = {}
         for node in module.graph.nodes:
-            if node.op == "get_attr":
-                value = _attribute(module, str(node.target))
-                self.of[node] = spec_of(value) if isinstance(value, Tensor) else None
-            elif node.op == "placeholder":
-                value = node.meta.get("val")
-                self.of[node] = spec_of(value) if isinstance(value, Tensor) else None
-            elif node.op == "call_function":
-                self._run(node)
-
-    def _run(self, node: fx.Node) -> None:
-        inputs: list[fx.Node] = []
-        args = _frozen([list(node.args), dict(node.kwargs)], inputs)
-        specs = tuple(self.of.get(one) for one in inputs)
-        try:
-            if any(one is None for one in specs):
-                raise TightropeError("an input is no tensor")
-            self.facts[node] = facts_of(node.target, args, specs)
-            self.of[node] = self.facts[node].value
-        except TightropeError:  # it stays as it is
             value = node.meta.get("val")
+            if node.op == "get_attr":
+                value = operator.attrgetter(str(node.target))(module)
             self.of[node] = spec_of(value) if isinstance(value, Tensor) else None
+            if node.op == "call_function":
+                args, inputs = _frozen(node)
+                specs = tuple(self.of[one] for one in inputs)
+                with suppress(TightropeError):  # it stays as it is
+                    if None not in specs:
+                        self.facts[node] = facts_of(node.target, args, specs)
+                        self.of[node] = self.facts[node].value
 
     def stays(self, node: fx.Node) -> bool:
         """Tell whether an op is left as it is."""
-        if node.op != "call_function" or node not in self.facts:
+        if node not in self.facts:
             return True
         if node.target is operator.getitem:
-            source = node.args[0]
-            assert isinstance(source, fx.Node)
-            return self.stays(source)
+            return self.stays(node.all_input_nodes[0])
         schema = getattr(node.target, "_schema", None)
-        name = str(node.target)
-        return schema is None or schema.is_mutable or any(word in name for word in _STAYING)
+        return schema is None or schema.is_mutable or any(word in str(node.target) for word in _STAYING)
 
 
-def _frozen(value: Any, inputs: list[fx.Node]) -> Any:
-    classes: list[ClassId] = []
+def _frozen(node: fx.Node) -> tuple[Any, list[fx.Node]]:
+    """Return the arguments of a node with places for nodes, and these."""
+    inputs: list[fx.Node] = []
 
-    def replaced(one: Any) -> Any:
-        if isinstance(one, fx.Node):
-            inputs.append(one)
-            return ClassId(len(inputs) - 1)
-        if isinstance(one, list | tuple):
-            return [replaced(part) for part in one]
-        if isinstance(one, dict):
-            return {key: replaced(part) for key, part in one.items()}
-        return one
+    def place(one: fx.Node) -> Any:
+        inputs.append(one)
+        return ClassId(len(inputs) - 1)
 
-    return frozen(replaced(value), classes)
+    return frozen(fx.map_arg((node.args, node.kwargs), place), []), inputs
 
 
 def sections(module: fx.GraphModule, values: ExportedValues) -> list[Section]:
@@ -158,86 +125,87 @@ def _has_grad(value: Any) -> bool:
 
 
 def _section(nodes: list[fx.Node], values: ExportedValues) -> Section:
-    inside = {node for node in nodes if not values.stays(node)}
-    made = Section(nodes, inside=inside)
-    held = {"get_attr", "placeholder"}
+    made = Section({node for node in nodes if not values.stays(node)})
     key: list[Any] = []
     for node in nodes:
-        if node not in inside:
+        if node not in made.inside:
             continue
-        inputs: list[fx.Node] = []
-        args = _frozen([list(node.args), dict(node.kwargs)], inputs)
+        args, inputs = _frozen(node)
         for one in inputs:
             if one not in made.classes:
-                made.classes[one] = made.graph.leaf(values.of[one], held=one.op in held)
+                held = one.op in ("get_attr", "placeholder")
+                made.classes[one] = made.graph.leaf(values.of[one], held=held)
                 made.leaves.append(one)
-                key.append((values.of[one], one.op in held))
-        given, named = thawed(args, [made.classes[one] for one in inputs])
+                key.append((values.of[one], held))
+        classes = tuple(made.classes[one] for one in inputs)
+        given, named = thawed(args, classes)
         made.classes[node] = made.graph.make(node.target, *given, **named)
-        key.append((node.target, args, tuple(made.classes[one] for one in inputs)))
+        key.append((node.target, args, classes))
     for node in nodes:
-        outside = [user for user in node.users if user not in inside]
-        if node in inside and outside:
+        outside = [user for user in node.users if user not in made.inside]
+        if node in made.inside and outside:
             made.roots.append(node)
             if any(_keeps(user, node, values) for user in outside):
                 made.kept.append(node)
-    key.append([made.classes[one] for one in (*made.roots, *made.kept)])
-    made.key = repr(key)
+    made.key = repr((key, [made.classes[one] for one in (*made.roots, *made.kept)]))
     return made
 
 
 def _keeps(user: fx.Node, node: fx.Node, values: ExportedValues) -> bool:
-    facts, inputs = values.facts.get(user), list[fx.Node]()
-    _frozen([list(user.args), dict(user.kwargs)], inputs)
+    facts, (_, inputs) = values.facts.get(user), _frozen(user)
     return facts is not None and any(inputs[k] is node for k in facts.keeps)
 
 
 def emitted(
     module: fx.GraphModule, parts: Sequence[Section], choices: Sequence[tuple[EGraph, Choice] | None]
-) -> fx.GraphModule:
-    """Write a model down again, with a chosen form of every part; None = as it was."""
-    graph, known = fx.Graph(), dict[fx.Node, Any]()
+) -> fx.GraphModule | None:
+    """Write a model down again, with a chosen form of every part, None = as it was.
+
+    Returns:
+        The model; None where no part has another form, or one needs what comes after it.
+    """
+    if not any(choices):
+        return None
+    graph, known, open_ = fx.Graph(), dict[Any, Any](), set[Any]()
     graph.set_codegen(module.graph._codegen)
     of_part = {
-        node: (part, choice) for part, choice in zip(parts, choices, strict=True) for node in part.roots
-    }
-    known_classes: dict[int, dict[ClassId, Any]] = {}
+        node: (part, choice)
+        for part, choice in zip(parts, choices, strict=True) if choice for node in part.roots
+    }  # fmt: skip
 
     def value_of(node: fx.Node) -> Any:
         if node not in known:
-            part, choice = of_part.get(node, (None, None))
-            if part is None or choice is None:
+            part, form = of_part.get(node, (None, None))
+            if part is None or form is None:
                 known[node] = graph.node_copy(node, value_of)
             else:
-                cache = known_classes.setdefault(id(part), {})
-                known[node] = class_of(part, choice, part.classes[node], cache, set())
+                known[node] = class_of(part, form, part.classes[node])
         return known[node]
 
-    def class_of(
-        part: Section,
-        form: tuple[EGraph, Choice],
-        one: ClassId,
-        cache: dict[ClassId, Any],
-        open_: set[ClassId],
-    ) -> Any:
-        chosen, choice = form
-        one = chosen.find(one)
-        if one in open_:
+    def class_of(part: Section, form: tuple[EGraph, Choice], one: ClassId) -> Any:
+        one = form[0].find(one)
+        at = (id(part), one)
+        if at in open_:
             raise RecursionError("a form needs itself")
-        if one not in cache:
-            node, open_ = choice[one], open_ | {one}
+        if at not in known:
+            open_.add(at)
+            node = form[1][one]
             if node.op == "leaf":
-                cache[one] = value_of(part.leaves[node.args[0]])
+                known[at] = value_of(part.leaves[node.args[0]])
             else:
-                children = [class_of(part, form, child, cache, open_) for child in node.children]
+                children = [class_of(part, form, child) for child in node.children]
                 given, named = thawed(node.args, children)
-                cache[one] = graph.call_function(node.op, tuple(given), named)
-        return cache[one]
+                known[at] = graph.call_function(node.op, tuple(given), named)
+            open_.remove(at)
+        return known[at]
 
-    inside = {node for part in parts for node in part.nodes if node in part.inside}
-    for node in module.graph.nodes:
-        if node not in inside or node in of_part:
-            value_of(node)
+    inside = {node for part in parts for node in part.inside}
+    try:
+        for node in module.graph.nodes:
+            if node not in inside or node in of_part:
+                value_of(node)
+    except RecursionError:
+        return None
     made = fx.GraphModule(module, graph)
     made.train(module.training)
     return made
