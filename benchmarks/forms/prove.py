@@ -77,7 +77,7 @@ MATCHES: Final[dict[str, Callable[[random.Random], Match]]] = {
     "reshape(reshape(x)) = reshape(x)": lambda r: {
         "x": (2, 3, n := r.randint(1, 5)), "a": [6, n], "b": r.choice(([2, 3, n], [n, 6], [-1]))
     },
-    "reshape(x, its shape) = x": lambda r: {"x": (s := _sizes(r)), "a": list(s)},
+    "reshape(x) = x": lambda r: {"x": (s := _sizes(r)), "a": list(s)},
 }  # fmt: skip
 """What variables of patterns stand for: shapes of tensors (tuples), options, and functions of a leaf."""
 

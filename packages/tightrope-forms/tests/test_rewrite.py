@@ -15,7 +15,7 @@ from benchmarks.forms.search import backtracked, restarted, steepest
 from tightrope.cli import main
 from tightrope.core import TightropeError
 from tightrope_forms.rewrite import rewrite
-from tightrope_forms.rewrite.api import solve_part
+from tightrope_forms.rewrite.api import equal, solve_part
 from tightrope_forms.rewrite.egraph import ClassId, EGraph, Spec, aten, saturate
 from tightrope_forms.rewrite.extract import Choice, CostWeights, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
@@ -236,3 +236,101 @@ def test_the_command_plans_a_rewritten_model(
     Path("graph.json").write_text("{}")
     assert run("graph.json", "--budget", "100%", "--rewrite") == 2
     assert "give FILE.py:FUNCTION" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (("net.py:build", "--budget", "75%"), 0, "rewrite: x * sigmoid(x) = silu(x) (3x)"),
+        (("net.py:build", "--budget", "30%"), 3, "smallest feasible found"),
+        (("net.py:build", "--budget", "100%", "--seconds", "0.001"), 0, "0.001 seconds ended the search"),
+        (("net.py:wrong", "--budget", "100%"), 0, "a form gave other values or gradients, and was not taken"),
+        (("net.py:empty", "--budget", "100%"), 2, "on the meta device"),
+        (("net.py:build", "--budget", "no"), 2, "no"),
+    ],
+)
+def test_the_command_holds_its_limits_and_never_takes_another_model(
+    given: tuple[str, ...], code: int, said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(SCRIPT + ATTACKS)
+    assert run(*given, "--rewrite") == code
+    printed = capsys.readouterr()
+    assert said in " ".join((printed.out + printed.err).split())
+    assert "Traceback" not in printed.err
+
+
+ATTACKS = """
+
+class Own(torch.autograd.Function):  # torch.export looks through it: its backward is lost
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 7 * grad
+
+
+class Wrong(Net):
+    def forward(self, x):
+        return super().forward(Own.apply(self.layers[0](x)))
+
+
+def wrong():
+    return Wrong(), (torch.ones(128, 64),)
+
+
+def empty():
+    with torch.device("meta"):
+        return Net(), (torch.ones(128, 64),)
+"""
+
+
+def test_a_share_is_of_what_the_model_as_it_was_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(SCRIPT)
+    budgets = []
+    for option in ((), ("--rewrite",)):
+        assert run("net.py:build", "--budget", "90%", "--json", *option) == 0
+        budgets.append(json.loads(capsys.readouterr().out)["budget_bytes"])
+    assert budgets[0] == budgets[1]
+
+
+def test_a_match_of_another_type_is_none() -> None:
+    graph = EGraph()
+    x = graph.leaf(Spec((3,), (1,), torch.int64))
+    graph.make(aten.mul.Tensor, graph.make(aten.mul.Tensor, x, 2), 3)  # of whole numbers; x * 6.0 is not
+    norm = graph.make(
+        aten.rms_norm.default, graph.leaf(Spec((2, 3), (3, 1), torch.bfloat16)), [3], None, 1e-5
+    )
+    graph.make(aten.mul.Tensor, norm, graph.leaf(Spec((3,), (1,), torch.float32)))
+    assert saturate(graph, RULES)
+    assert not graph.applied
+
+
+def test_bytes_that_are_kept_do_not_depend_on_weights() -> None:
+    graph, root = grown(3)
+    counted = [FormCosts(graph, [root], [], CostWeights(1, mib)) for mib in (0, 1)]
+    assert counted[0].bytes(counted[0].given()) == counted[1].bytes(counted[1].given()) > 0
+
+
+def test_buffers_and_random_numbers_are_compared_too() -> None:
+    class Counting(nn.Module):
+        def __init__(self, step: float) -> None:
+            super().__init__()
+            self.step, self.layer = step, nn.Linear(4, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += self.step
+            return (self.layer(x) * torch.rand_like(x)).sum()
+
+    model, other = Counting(1.0), Counting(2.0)
+    other.load_state_dict(model.state_dict())
+    assert equal(model, model, (torch.ones(2, 4),), {})
+    assert not equal(model, other, (torch.ones(2, 4),), {})
+    assert model.calls == 0, "copies ran"

@@ -165,12 +165,15 @@ def plan(
     """
     from tightrope.cli.machines import find_machine
     from tightrope.cli.planning import Request, plan_source
-    from tightrope.cli.sources import source_of
+    from tightrope.cli.sources import rewritten_source, source_of
 
     parse_bytes(budget, whole=1)
     check_outputs([output, save_graph])
     profile = find_machine(machine) if machine is not None else None
-    source = source_of(graph, profile, rewrite=budget if rewrite else None)
+    if rewrite:
+        source, budget = rewritten_source(graph, profile, budget, seconds)
+    else:
+        source = source_of(graph, profile)
     if save_graph is not None:
         write_whole(save_graph, dump_graph(source.graph))
     request = Request(budget, planner, order.value, seconds, seed, profile, cache)

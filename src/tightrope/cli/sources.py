@@ -8,44 +8,32 @@ from typing import Any, Final
 
 import typer
 
-from tightrope.cli.target import build, called, checked, is_function
-from tightrope.core import Graph, Machine, TightropeError
+from tightrope.cli.target import Built, build, called, checked, is_function
+from tightrope.core import Graph, Machine, TightropeError, parse_bytes
 from tightrope.core.plugins import absent, installed, loaded
 from tightrope.formats import Source, read_source
 
 REWRITES: Final = "tightrope.rewrites"
-"""Group of entry points: functions of a model, its arguments by place and by name, and a budget as written.
+"""Group of entry points: functions of a model, its arguments by place and by name, a budget as written, and
+seconds of search or None.
 
-Each returns an equal model and a line that says what was done.
+Each returns an equal model, and a line that says what was done.
 """
 
 
-def source_of(target: str, machine: Machine | None = None, *, rewrite: str | None = None) -> Source:
+def source_of(target: str, machine: Machine | None = None) -> Source:
     """Read a graph file of any known format, or capture ``FILE.py:FUNCTION`` and price its ops.
 
     Args:
         target: see above.
         machine: prices come from its table; None = every op is measured here.
-        rewrite: budget for which a plug-in rewrites the model first; None = it stays as it is.
 
     Raises:
-        TightropeError: there is no graph; the model is on the meta device, and no machine is given; a
-            machine is given for a file that has its own times; or nothing can rewrite it.
+        TightropeError: there is no graph; the model is on the meta device, and no machine is given; or a
+            machine is given for a file that has its own times.
     """
-    if rewrite is not None and not is_function(target):
-        raise TightropeError(f"--rewrite rewrites models, and {target!r} is a graph: give FILE.py:FUNCTION.")
     if is_function(target):
-        change = None if rewrite is None else _rewriter()
-        built = build(target)
-        if change is not None:
-            model, said = change(built.model, built.args, built.kwargs, rewrite)
-            typer.echo(said, err=True)
-            built = built._replace(model=model)
-        from tightrope.cli.capturing import priced_program, provenance_of_program
-
-        program = priced_program(target, built, machine)
-        known = provenance_of_program(program)
-        return Source(program.graph, tuple(range(len(program.graph.ops))), "tightrope", known)
+        return _captured(target, build(target), machine)
     found = read_source(target)
     if machine is None:
         return found
@@ -56,6 +44,37 @@ def source_of(target: str, machine: Machine | None = None, *, rewrite: str | Non
     from tightrope.price import price_graph
 
     return replace(found, graph=price_graph(found.graph, machine))
+
+
+def rewritten_source(
+    target: str, machine: Machine | None, budget: str, seconds: float | None
+) -> tuple[Source, str]:
+    """Capture ``FILE.py:FUNCTION`` after a plug-in rewrote the model.
+
+    Returns:
+        The source, and the budget: a share is one of what the model as it was needs.
+
+    Raises:
+        TightropeError: as `source_of`; or the target is a graph, or nothing can rewrite it.
+    """
+    if not is_function(target):
+        raise TightropeError(f"--rewrite rewrites models, and {target!r} is a graph: give FILE.py:FUNCTION.")
+    change, built = _rewriter(), build(target)
+    if budget.strip().endswith("%"):
+        from tightrope.plan import whole_bytes
+
+        budget = str(parse_bytes(budget, whole=whole_bytes(_captured(target, built, machine).graph, machine)))
+    model, said = change(built.model, built.args, built.kwargs, budget, seconds)
+    typer.echo(said, err=True)
+    return _captured(target, built._replace(model=model), machine), budget
+
+
+def _captured(target: str, built: Built, machine: Machine | None) -> Source:
+    from tightrope.cli.capturing import priced_program, provenance_of_program
+
+    program = priced_program(target, built, machine)
+    known = provenance_of_program(program)
+    return Source(program.graph, tuple(range(len(program.graph.ops))), "tightrope", known)
 
 
 def _rewriter() -> Any:

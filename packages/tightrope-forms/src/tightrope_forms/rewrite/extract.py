@@ -20,7 +20,7 @@ from tightrope.core import Bytes
 from tightrope_forms.rewrite.egraph import ClassId, EGraph, ENode, Facts, Spec
 
 Choice: TypeAlias = dict[ClassId, ENode]
-Columns: TypeAlias = dict[ClassId, dict[ENode, Any]]
+Columns = dict[ClassId, dict[ENode, Any]]
 """Of nodes, by class: whether each is taken."""
 _MS: Final = 1e3
 _MIB: Final = 2.0**20
@@ -39,19 +39,11 @@ class Extracted(NamedTuple):
 
     choice: Choice  # a node of every class that is needed
     cost: float
-    bound: float  # no form costs less
     status: str  # "optimal" or "time_limit"
 
 
 class FormCosts:
-    """The price of choices: of the classes that roots need.
-
-    Args:
-        graph: which forms there are.
-        roots: classes that are needed.
-        kept: classes that ops outside of it keep.
-        weights: see `CostWeights`.
-    """
+    """The price of choices, of the classes that ``roots`` need; ops outside of the graph keep ``kept``."""
 
     def __init__(
         self, graph: EGraph, roots: Iterable[ClassId], kept: Iterable[ClassId], weights: CostWeights
@@ -65,11 +57,11 @@ class FormCosts:
         facts, new = self.facts[node], _NEW if node in self.graph.why else 0.0
         return new + self.weights.seconds * facts.seconds * _MS + self.weights.mib * facts.own / _MIB
 
-    def held(self, one: ClassId, node: ENode) -> float:
-        """What keeping the value of a class costs, where a node makes it; views and leaves may be free."""
+    def held(self, one: ClassId, node: ENode) -> Bytes:
+        """What keeping the value of a class takes, where a node makes it; views and leaves may be free."""
         value = self.graph.values[one]
         free = self.facts[node].view is not None or (node.op == "leaf" and node.args[1])
-        return 0.0 if free or not isinstance(value, Spec) else self.weights.mib * value.bytes / _MIB
+        return 0 if free or not isinstance(value, Spec) else value.bytes
 
     def given(self) -> Choice:
         """The form that came in: of every class the first node that does not need the class itself."""
@@ -102,63 +94,53 @@ class FormCosts:
 
     def bytes(self, choice: Choice) -> Bytes:
         """Count the bytes that a choice keeps for its backward."""
-        order = self.needed(choice)
-        assert order is not None
-        own: Bytes = sum(self.facts[choice[one]].own for one in order)
-        own += sum(self.graph.values[one].bytes for one in self._keeps(choice, order))
-        return own
-
-    def _keeps(self, choice: Choice, order: list[ClassId]) -> set[ClassId]:
-        """List classes whose values are kept, views resolved, without leaves that others hold."""
-        find, kept = self.graph.find, set(self.kept) & set(order)
-        for one in order:
-            facts = self.facts[choice[one]]
-            kept |= {find(choice[one].children[k]) for k in facts.keeps}
-            kept |= {one} if facts.keeps_result else set()
-        bases = set()
-        for one in kept:
-            while (view := self.facts[choice[one]].view) is not None:
-                one = find(choice[one].children[view])
-            bases.add(one)
-        return {one for one in bases if self.held(one, choice[one])}
+        order = self.needed(choice) or []
+        return self._kept(choice, order) + sum(self.facts[choice[one]].own for one in order)
 
     def of(self, choice: Choice) -> float:
         """Price a choice; infinite where it goes in a circle."""
         order = self.needed(choice)
         if order is None:
             return math.inf
-        held = sum(self.held(one, choice[one]) for one in self._keeps(choice, order))
+        held = self.weights.mib * self._kept(choice, order) / _MIB
         return held + sum(self.own(choice[one]) for one in order)
+
+    def _kept(self, choice: Choice, order: list[ClassId]) -> Bytes:
+        """Count values that are kept, each once, views resolved, without leaves that others hold."""
+        find, kept, bases = self.graph.find, set(self.kept) & set(order), set()
+        for one in order:
+            facts = self.facts[choice[one]]
+            kept |= {find(choice[one].children[k]) for k in facts.keeps}
+            kept |= {one} if facts.keeps_result else set()
+        for one in kept:
+            while (view := self.facts[choice[one]].view) is not None:
+                one = find(choice[one].children[view])
+            bases.add(one)
+        return sum(self.held(one, choice[one]) for one in bases)
 
 
 def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
-    """Find the cheapest choice.
-
-    Args:
-        costs: of nodes and values.
-        seconds: for HiGHS.
-
-    Returns:
-        The choice; that of the input where nothing better was found.
-    """
+    """Find the cheapest choice in some seconds; that of the input where nothing better was found."""
     import highspy
 
     graph, given, end = costs.graph, costs.given(), time.monotonic() + seconds
-    best, cost, bound, status = given, costs.of(given), 0.0, "time_limit"
+    best, cost, status = given, costs.of(given), "time_limit"
     highs = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", 1e-7)):
         highs.setOptionValue(name, value)
-    classes = _reached(costs)
-    of = {one: {node: highs.addBinary(costs.own(node)) for node in graph.nodes[one]} for one in classes}
+    of, stack = Columns(), list(costs.roots)
+    while stack:
+        if (one := stack.pop()) not in of:
+            of[one] = {node: highs.addBinary(costs.own(node)) for node in graph.nodes[one]}
+            stack += [graph.find(child) for node in of[one] for child in node.children]
     _choose_rows(costs, highs, of)
     _keep_rows(costs, highs, of)
     while (left := end - time.monotonic()) > 0:
         highs.setOptionValue("time_limit", highs.getRunTime() + left)
         highs.run()
-        values, info = highs.getSolution().col_value, highs.getInfo()
-        bound = max(bound, info.mip_dual_bound)
-        if info.primal_solution_status != highspy.kSolutionStatusFeasible:
+        if highs.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
             break
+        values = highs.getSolution().col_value
         picked = {
             one: node
             for one, nodes in of.items()
@@ -173,16 +155,7 @@ def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
             status = "optimal" if done else status
             break
         _forbid_circle(costs, highs, of, choice)
-    return Extracted(best, cost, min(bound, cost), status)
-
-
-def _reached(costs: FormCosts) -> list[ClassId]:
-    graph, found, stack = costs.graph, dict[ClassId, None](), list(costs.roots)
-    while stack:
-        if (one := stack.pop()) not in found:
-            found[one] = None
-            stack += [graph.find(child) for node in graph.nodes[one] for child in node.children]
-    return list(found)
+    return Extracted(best, cost, status)
 
 
 def _choose_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
@@ -212,7 +185,7 @@ def _keep_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
             if facts.view is not None:
                 if (base := find(node.children[facts.view])) != one:
                     highs.addConstr(kept[base] >= kept[one] + taken - 1)
-            elif cost := costs.held(one, node):
+            elif cost := costs.weights.mib * costs.held(one, node) / _MIB:
                 highs.addConstr(highs.addVariable(0, 1, cost) >= kept[one] + taken - 1)
 
 

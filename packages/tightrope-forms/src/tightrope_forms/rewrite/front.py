@@ -18,16 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tightrope.core import TightropeError
-from tightrope_forms.rewrite.egraph import (
-    ClassId,
-    EGraph,
-    Facts,
-    Spec,
-    facts_of,
-    frozen,
-    spec_of,
-    thawed,
-)
+from tightrope_forms.rewrite.egraph import ClassId, EGraph, Facts, Spec, facts_of, frozen, spec_of, thawed
 from tightrope_forms.rewrite.extract import Choice
 
 _SHORTEST: Final = 6
@@ -159,11 +150,7 @@ def _keeps(user: fx.Node, node: fx.Node, values: ExportedValues) -> bool:
 def emitted(
     module: fx.GraphModule, parts: Sequence[Section], choices: Sequence[tuple[EGraph, Choice] | None]
 ) -> fx.GraphModule | None:
-    """Write a model down again, with a chosen form of every part, None = as it was.
-
-    Returns:
-        The model; None where no part has another form, or one needs what comes after it.
-    """
+    """Write a model with forms of its parts; None where there are none, or one needs what comes later."""
     if not any(choices):
         return None
     graph, known, open_ = fx.Graph(), dict[Any, Any](), set[Any]()
