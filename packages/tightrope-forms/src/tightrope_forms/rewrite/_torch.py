@@ -1,8 +1,9 @@
-"""The one private name of torch that is needed: tensors without numbers that have a device."""
+"""The private names of torch: tensors without numbers that have a device, and what is inside of values."""
 
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves as tree_leaves
 
 
 def fakes() -> Any:

@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from tightrope.capture import capture
 from tightrope.core import Bytes, InfeasibleError, TightropeError, parse_bytes
 from tightrope.fuse.tolerance import WHOLE_STEP, difference, tolerance
 from tightrope.plan import whole_bytes
 from tightrope.plan.api import plan
+from tightrope_forms.rewrite._torch import tree_leaves
 from tightrope_forms.rewrite.egraph import saturate
 from tightrope_forms.rewrite.extract import CostWeights, Extracted, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, Section, emitted, exported, sections

@@ -18,10 +18,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from tightrope.core import Bytes, TightropeError
-from tightrope_forms.rewrite._torch import fakes
+from tightrope_forms.rewrite._torch import fakes, tree_leaves
 
 aten: Final = torch.ops.aten
 GETITEM: Final = operator.getitem

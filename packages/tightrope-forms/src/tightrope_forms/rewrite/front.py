@@ -48,7 +48,8 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         made = torch.export.export(model, args, kwargs, strict=False).module(check_guards=False)
     except Exception as error:  # whatever a model or torch raises
         said = str(error).strip().splitlines() or [type(error).__name__]
-        raise TightropeError(f"{type(model).__name__} cannot be exported: {said[0]:.200}") from error
+        name = type(model).__name__
+        raise TightropeError(f"{name} cannot be rewritten: torch.export says {said[0]:.200}") from error
     assert isinstance(made, fx.GraphModule)
     for node in list(made.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # what an example has anyway
