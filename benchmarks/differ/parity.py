@@ -27,8 +27,8 @@ from benchmarks.differ.planted import PLANTED, SOURCE, PlantedDifference, line_w
 from benchmarks.micro.rows import Row
 from tightrope.cli.target import called
 from tightrope_differ.images.places import CallPlaces
-from tightrope_differ.parity import ImageNet, ParityOptions, pin_net, pinned_pipeline
-from tightrope_differ.parity.compare import Comparison, asked_for, groups
+from tightrope_differ.parity import ImageNet, ParityOptions, compare, pin_net, pinned_pipeline
+from tightrope_differ.parity.compare import asked_for, groups
 from tightrope_differ.parity.lowerings import onnx_file
 from tightrope_differ.parity.pipeline import image_net, images_in
 from tightrope_differ.values.parity import JUDGED, ParityReport
@@ -82,8 +82,7 @@ def net(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _compare(given: ImageNet, asked: str, data: Path) -> ParityReport:
-    with CallPlaces() as places:
-        return Comparison(given, asked_for(asked), {}, places, ParityOptions()).run(*images_in(data))
+    return compare(given, asked_for(asked), *images_in(data))
 
 
 def s1() -> list[Row]:
@@ -115,12 +114,10 @@ def _false_flags(given: ImageNet) -> int:
     wrong = 0
     for _ in range(NUM_NULLS):
         chosen = rng.choice(len(paths), 40, replace=False)
-        with CallPlaces() as places:
-            asked = asked_for("eager,decode-opencv,decode-turbo,resize-pillow-bilinear")
-            options = ParityOptions(batch=int(rng.integers(1, 41)))
-            report = Comparison(given, asked, {}, places, options).run(
-                [paths[at] for at in chosen], [labels[at] for at in chosen]
-            )
+        asked = asked_for("eager,decode-opencv,decode-turbo,resize-pillow-bilinear")
+        options = ParityOptions(batch=int(rng.integers(1, 41)))
+        some, theirs = [paths[at] for at in chosen], [labels[at] for at in chosen]
+        report = compare(given, asked, some, theirs, options=options)
         wrong += len(report.flagged)
     return wrong
 
@@ -175,10 +172,9 @@ def s3() -> list[Row]:
         asked = asked_for(
             "eager,compiled,fused,onnx,inductor,decode-pillow,decode-opencv,decode-turbo,resize"
         )
-        report = Comparison(pinned, asked, {}, places, ParityOptions()).run(paths, labels)
-        before = Comparison(given, asked_for("resize"), {}, places, ParityOptions(walk=False)).run(
-            paths, labels
-        )
+        report = compare(pinned, asked, paths, labels, places=places)
+        plain = ParityOptions(walk=False)
+        before = compare(given, asked_for("resize"), paths, labels, places=places, options=plain)
     judged = [one for one in report.differences if one.status in JUDGED]
     stopped = [one.name for one in report.differences if one.status not in (*JUDGED, "no place")]
     flips = sum(one.flips for one in judged)
@@ -209,9 +205,8 @@ def _is_found(one: PlantedDifference) -> bool:
             image_net(target, called(target), work) for target in (f"{work / 'reference.py'}:build", name)
         )
         paths, _ = images_in(photos(1000), 4)
-        report = Comparison(reference, (name,), {name: other}, places, ParityOptions(batch=2)).run(
-            paths, None
-        )
+        few = ParityOptions(batch=2)
+        report = compare(reference, (name,), paths, others={name: other}, places=places, options=few)
     parting = report.differences[0].parting
     return parting is not None and parting.line.endswith(f"other.py:{line_with(changed, one.line)}")
 

@@ -15,7 +15,7 @@ from tightrope.core import TightropeError
 from tightrope_differ.images.noises import IMAGE_NOISES
 from tightrope_differ.images.places import CallPlaces
 from tightrope_differ.parity import ImageNet, ParityOptions, compare, pin_net
-from tightrope_differ.parity.compare import Comparison, asked_for
+from tightrope_differ.parity.compare import asked_for
 from tightrope_differ.parity.pipeline import image_net, images_in
 from tightrope_differ.values.parity import LoweringDifference, ParityReport
 
@@ -34,8 +34,9 @@ def compared(
         reference = built(folder, source)
         others = {"other.py:build": built(folder, other, "other.py")} if other else {}
         asked = f"{asked},other.py:build" if other else asked
-        return Comparison(reference, asked_for(asked), others, places, options or ParityOptions(batch=4)).run(
-            paths, labels
+        options = options or ParityOptions(batch=4)
+        return compare(
+            reference, asked_for(asked), paths, labels, others=others, places=places, options=options
         )
 
 

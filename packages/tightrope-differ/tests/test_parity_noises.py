@@ -8,7 +8,7 @@ import pytest
 from differ_cases import write_pictures
 from PIL import Image, ImageOps
 
-from tightrope_differ.images.noises import IMAGE_NOISES, resize_pillow, through_yuv
+from tightrope_differ.images.noises import FILTERS, IMAGE_NOISES, resize_pillow, through_yuv
 from tightrope_differ.images.places import CallPlaces, ImageSwap, upright
 from tightrope_differ.parity.pin import pillow_weights
 
@@ -64,7 +64,10 @@ def test_sums_of_whole_numbers_have_the_bits_of_pillow(method: str) -> None:
     for _ in range(25):
         high, wide, new_high, new_wide = rng.integers(3, 70, 4)
         pixels = rng.integers(0, 256, (high, wide), dtype=np.uint8)
-        rows, columns = pillow_weights(high, new_high, method), pillow_weights(wide, new_wide, method).T
+        rows, columns = (
+            pillow_weights(int(high), int(new_high), FILTERS[method]),
+            pillow_weights(int(wide), int(new_wide), FILTERS[method]).T,
+        )
 
         def rounded(sums: np.ndarray) -> np.ndarray:
             return np.clip(np.floor((sums + 2**21) / 2**22), 0, 255)

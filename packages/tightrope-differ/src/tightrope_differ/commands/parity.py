@@ -55,7 +55,7 @@ def parity(
 
     with CallPlaces() as places:
         reference = _built(target)
-        from tightrope_differ.parity.compare import Comparison, ParityOptions, asked_for
+        from tightrope_differ.parity.compare import ParityOptions, asked_for, compare
         from tightrope_differ.parity.pipeline import images_in
 
         asked, accepted = asked_for(against), asked_for(accept)
@@ -68,7 +68,7 @@ def parity(
                     others[name] = error
         paths, labels = images_in(data, images)
         options = ParityOptions(batch=min(batch, len(paths)), alpha=alpha, accepted=accepted)
-        report = Comparison(reference, asked, others, places, options).run(paths, labels)
+        report = compare(reference, asked, paths, labels, others=others, places=places, options=options)
         if page is not None:
             from tightrope_differ.parity.show import parity_page
 

@@ -10,39 +10,31 @@ Gaps        Images are taken as independent: frames of one video are not.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 
 def mcnemar(one_way: int, other_way: int) -> float:
-    """Give the two-sided exact p-value of discordant pairs.
-
-    Args:
-        one_way: pairs where only the first holds.
-        other_way: pairs where only the second holds.
+    """Give the two-sided exact p-value of pairs where only the first holds, and where only the second does.
 
     Example:
         >>> mcnemar(8, 0), mcnemar(3, 3)
         (0.0078125, 1.0)
     """
     total = one_way + other_way
-    tail = term = 1
-    for k in range(min(one_way, other_way)):
-        term = term * (total - k) // (k + 1)
-        tail += term
-    return min(1.0, 2 * tail / (1 << total))
+    ways = accumulate(
+        range(min(one_way, other_way)), lambda term, k: term * (total - k) // (k + 1), initial=1
+    )
+    return min(1.0, 2 * sum(ways) / (1 << total))
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Correct p-values of several tests.
-
-    Returns:
-        For each, the level at which it holds among all, at most 1.
+    """Correct p-values of several tests: give the level at which each holds among all, at most 1.
 
     Example:
         >>> holm([0.01, 0.5, 0.02])
         [0.03, 0.5, 0.04]
     """
-    found, largest = [0.0] * len(values), 0.0
-    for rank, at in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[at]))
-        found[at] = largest
-    return found
+    order = sorted(range(len(values)), key=values.__getitem__)
+    levels = accumulate((min(1.0, (len(values) - rank) * values[at]) for rank, at in enumerate(order)), max)
+    found = dict(zip(order, levels, strict=True))
+    return [found[at] for at in range(len(values))]

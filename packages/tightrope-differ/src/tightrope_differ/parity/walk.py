@@ -12,7 +12,9 @@ Gaps        One image is walked: that with the largest distance. A value that ag
 
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -22,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from tightrope_differ.images.places import CallPlaces, is_foreign, short
-from tightrope_differ.parity.graphs import line_of, located, returning, values_of
-from tightrope_differ.parity.lowerings import Lowering, OnnxCall, quiet, run
+from tightrope_differ.parity.graphs import line_of, line_of_node, op_of, returning, values_of
+from tightrope_differ.parity.lowerings import Lowering, OnnxCall, run
 from tightrope_differ.values.parity import PartingPoint
 
 _TOLERANCE: Final = 3e-5
@@ -43,31 +45,24 @@ class WalkedValue(NamedTuple):
 def walk_lines(front: Callable[[str], Any], path: str, places: CallPlaces) -> list[WalkedValue]:
     """Run preprocessing on one image and list the arrays that each of the user's lines makes."""
     found: list[WalkedValue] = []
+    known: dict[FrameType, tuple[int, dict[str, bytes]]] = {}
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
+    def add(op: str, line: str, array: NDArray[Any]) -> None:
+        found.append(WalkedValue(op, line, (len(found) - 1,) if found else (), array))
+
+    def trace(frame: FrameType, event: str, given: Any) -> Any:
         file = frame.f_code.co_filename
         if is_foreign(file):
             return None
-        known = {
-            name: _print(array)
-            for name, value in frame.f_locals.items()
-            if (array := _array(value)) is not None
-        }
-        last = frame.f_lineno
-
-        def local(frame: FrameType, event: str, given: Any) -> Any:
-            nonlocal last
-            for name, value in {**frame.f_locals, **({"return": given} if event == "return" else {})}.items():
-                array = _array(value)
-                if array is not None and known.get(name) != (print_ := _print(array)):
-                    known[name] = print_
-                    text = linecache.getline(file, last).strip() or frame.f_code.co_name
-                    before = (len(found) - 1,) if found else ()
-                    found.append(WalkedValue(text, f"{short(file)}:{last}", before, array.copy()))
-            last = frame.f_lineno
-            return local
-
-        return local
+        arrays = _arrays({**frame.f_locals, **({"return": given} if event == "return" else {})}.items())
+        prints = {name: f"{one.shape} {one.dtype}".encode() + one.tobytes() for name, one in arrays}
+        line, before = known.get(frame, (0, prints))
+        for name, array in arrays:
+            if before.get(name) != prints[name]:
+                text = linecache.getline(file, line).strip() or frame.f_code.co_name
+                add(text, f"{short(file)}:{line}", array.copy())
+        known[frame] = frame.f_lineno, before | prints
+        return trace
 
     before = sys.gettrace()
     with places.watched() as calls:
@@ -77,60 +72,41 @@ def walk_lines(front: Callable[[str], Any], path: str, places: CallPlaces) -> li
         finally:
             sys.settrace(before)
     if not found:  # nothing of it is Python of the user: the calls of libraries are what there is
-        for call in calls:
-            if (array := _array(call.made)) is not None:
-                name = f"{call.kind} by {call.library}"
-                found.append(WalkedValue(name, call.line, (len(found) - 1,) if found else (), array))
-    if (array := _array(made)) is not None:
-        found.append(WalkedValue("what preprocessing returns", "", (len(found) - 1,) if found else (), array))
+        for call, array in _arrays((call, call.made) for call in calls):
+            add(f"{call.kind} by {call.library}", call.line, array)
+    for name, array in _arrays([("what preprocessing returns", made)]):
+        add(name, "", array)
     return found
 
 
-def _print(array: NDArray[Any]) -> tuple[object, ...]:
-    return array.shape, array.dtype.str, array.tobytes()
-
-
-def _array(value: Any) -> NDArray[Any] | None:
-    if isinstance(value, np.ndarray):
-        return value if value.dtype.kind in "biuf" else None
-    if isinstance(value, Tensor):
-        return value.detach().float().numpy() if value.is_floating_point() else value.detach().numpy()
-    if type(value).__module__.startswith("PIL.") and hasattr(value, "getdata") and hasattr(value, "mode"):
-        made: NDArray[Any] = np.asarray(value)
-        return made
-    return None
+def _arrays(named: Iterable[tuple[Any, Any]]) -> list[tuple[Any, NDArray[Any]]]:
+    """Keep what is an array, a tensor or an image of Pillow, as arrays of numbers."""
+    found = []
+    for name, value in named:
+        if isinstance(value, Tensor):
+            value = (value.detach().float() if value.is_floating_point() else value.detach()).numpy()
+        elif type(value).__module__.startswith("PIL.") and hasattr(value, "getdata"):
+            value = np.asarray(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            found.append((name, value))
+    return found
 
 
 def walk_graph(graph: fx.GraphModule, batch: Tensor, lowering: Lowering) -> list[WalkedValue]:
     """Run a captured graph by a lowering that returns every value of it at once."""
     nodes = values_of(graph.graph)
-    given = _input(graph, batch)
-    with quiet():
-        values = run(lowering(returning(graph, nodes), batch), batch)
-    return [given, *_steps(nodes, [one.numpy() for one in values])]
-
-
-def _input(graph: fx.GraphModule, batch: Tensor) -> WalkedValue:
-    return WalkedValue("input of the net", "", (), batch.float().numpy())
-
-
-def _steps(nodes: Sequence[fx.Node], values: Sequence[NDArray[Any]]) -> list[WalkedValue]:
-    number = {node: at + 1 for at, node in enumerate(nodes)}
-
-    def sources(node: fx.Node) -> set[int]:
-        """Numbers of the values that a node reads, also by way of nodes that are no tensors."""
-        found: set[int] = set()
-        for one in node.all_input_nodes:
-            if one in number or one.op == "placeholder":
-                found.add(number.get(one, 0))
-            elif one.op != "get_attr":
-                found |= sources(one)
-        return found
-
-    return [
-        WalkedValue(located(node).op, located(node).line, tuple(sorted(sources(node))), value)
-        for node, value in zip(nodes, values, strict=True)
-    ]
+    values = dict(zip(nodes, run(lowering(returning(graph, nodes), batch), batch), strict=True))
+    found = [WalkedValue("input of the net", "", (), batch.float().numpy())]
+    sources: dict[fx.Node, set[int]] = {}
+    """Numbers of the values that a node reads, also by way of nodes that are no tensors."""
+    for node in graph.graph.nodes:
+        read = {number for one in node.all_input_nodes for number in sources[one]}
+        sources[node] = {0} if node.op == "placeholder" else read
+        if node in values:
+            sources[node] = {len(found)}
+            inputs = tuple(sorted(read))
+            found.append(WalkedValue(op_of(node), line_of_node(node), inputs, values[node].numpy()))
+    return found
 
 
 def walk_in_turn(
@@ -138,100 +114,75 @@ def walk_in_turn(
 ) -> list[WalkedValue]:
     """Find the first op at which a lowering of one value parts: halve, and run the net up to there."""
     nodes = values_of(graph.graph)
-    values = [one.value for one in reference[1:]]
-    low, high = 0, len(nodes) - 1
-    while low < high:
-        middle = (low + high) // 2
-        made = run(lowering(returning(graph, [nodes[middle]]), batch), batch)[0].numpy()
-        if agree(made, values[middle]):
-            low = middle + 1
-        else:
-            high, values[middle] = middle, made
-    values[low] = run(lowering(returning(graph, [nodes[low]]), batch), batch)[0].numpy()
-    return [reference[0], *_steps(nodes, values)[: low + 1]]
+
+    @cache
+    def made(at: int) -> NDArray[Any]:
+        return run(lowering(returning(graph, [nodes[at]]), batch), batch)[0].numpy()
+
+    numbers = range(len(nodes))
+    first = bisect_left(numbers, True, key=lambda at: not agree(made(at), reference[at + 1].value))
+    parted = [reference[at + 1]._replace(value=made(at)) for at in numbers[first : first + 1]]
+    return [*reference[: first + 1], *parted]
 
 
-def walk_onnx(path: str | Path, batch: Tensor) -> list[WalkedValue]:
-    """Run a file in ONNX and list the value of every node."""
+def walk_onnx(net: OnnxCall, batch: Tensor) -> list[WalkedValue]:
+    """Run a net in ONNX and list the value of every node."""
     import onnx
 
-    model = onnx.load(str(path))
-    made = {name for node in model.graph.node for name in node.output if name}
-    known = {one.name for one in model.graph.output}
-    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted(made - known))
-    order = [name for node in model.graph.node for name in node.output if name]
-    call = OnnxCall(model.SerializeToString(), order, plain=True)
-    values = dict(zip(order, call(batch), strict=True))
+    model = onnx.load(net.file)
+    made = {name: node for node in model.graph.node for name in node.output if name}
+    more = sorted(made.keys() - {one.name for one in model.graph.output})
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in more)
+    call = OnnxCall(model.SerializeToString(), list(made), plain=True)
+    values = call(batch[:1].expand(call.size or len(batch), *batch.shape[1:]))
     found = [WalkedValue("input of the net", "", (), batch.numpy())]
     number = dict.fromkeys((one.name for one in model.graph.input), 0)
-    for node in model.graph.node:
+    for (name, node), value in zip(made.items(), values, strict=True):
+        number[name] = len(found)
         traces = {one.key: one.value for one in node.metadata_props}
-        line = line_of(traces.get("pkg.torch.onnx.stack_trace", ""))
-        inputs = tuple(sorted({number[name] for name in node.input if name in number}))
-        for name in node.output:
-            if name:
-                number[name] = len(found)
-                op = f"{node.op_type} {node.name or name}"
-                found.append(
-                    WalkedValue(op, line or f"{Path(path).name}: {name}", inputs, values[name].numpy())
-                )
+        line = line_of(traces.get("pkg.torch.onnx.stack_trace", "")) or f"{Path(net.file).name}: {name}"
+        inputs = tuple(sorted({number[one] for one in node.input if one in number}))
+        found.append(WalkedValue(f"{node.op_type} {node.name or name}", line, inputs, value.numpy()))
     return found
 
 
-def agree(one: NDArray[Any], other: NDArray[Any], tolerance: float = _TOLERANCE) -> bool:
+def agree(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Tell whether two values are the same but for rounding; whole numbers have to be equal."""
-    return distance(one, other) <= (0 if one.dtype.kind in "biu" and other.dtype.kind in "biu" else tolerance)
+    return distance(one, other) <= (
+        0 if one.dtype.kind in "biu" and other.dtype.kind in "biu" else _TOLERANCE
+    )
 
 
 def distance(one: NDArray[Any], other: NDArray[Any]) -> float:
     """Give the largest difference, relative to the largest magnitude; 1 where sizes differ."""
-    if one.size != other.size or _body(one) != _body(other):
+    if one.squeeze().shape != other.squeeze().shape:
         return 1.0
-    if not one.size or np.array_equal(one.ravel(), other.ravel()):
+    if np.array_equal(one.ravel(), other.ravel()):
         return 0.0
     left, right = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
-    scale = max(float(np.abs(right).max()), 1e-30)
     with np.errstate(invalid="ignore", over="ignore"):
-        found = float(np.abs(left - right).max()) / scale
+        found = float(np.abs(left - right).max()) / max(float(np.abs(right).max()), 1e-30)
     return found if np.isfinite(found) else 1.0
-
-
-def _body(array: NDArray[Any]) -> tuple[int, ...]:
-    return tuple(size for size in array.shape if size != 1)
 
 
 def parting(
     reference: Sequence[WalkedValue], other: Sequence[WalkedValue], stage: str
 ) -> PartingPoint | None:
     """Find the first op of the other side whose inputs agree with the reference and whose result does not."""
-    sized: dict[tuple[int, ...], list[int]] = {}
-    for at, one in enumerate(reference):
-        sized.setdefault(_body(one.value), []).append(at)
-    met: dict[int, list[int]] = {}
-    nearest: dict[int, float] = {}
-    for at, one in enumerate(other):
-        found = [(distance(one.value, reference[k].value), k) for k in sized.get(_body(one.value), ())]
-        nearest[at] = min((gap for gap, _ in found), default=1.0)
-        same = [k for _, k in found if agree(one.value, reference[k].value)]
-        if same:
-            met[at] = same
-    users: dict[int, list[int]] = {}
-    for at, one in enumerate(other):
-        for source in one.inputs:
-            users.setdefault(source, []).append(at)
-    harmless: dict[int, bool] = {}
+    met = [{k for k, two in enumerate(reference) if agree(one.value, two.value)} for one in other]
+    harmless = [bool(same) for same in met]
     for at in reversed(range(len(other))):
-        after = [k for k in users.get(at, ()) if other[k].value.size >= _FEWEST]
-        harmless[at] = at in met or (bool(after) and all(harmless[k] for k in after))
+        after = [
+            harmless[k]
+            for k in range(at + 1, len(other))
+            if at in other[k].inputs and other[k].value.size >= _FEWEST
+        ]
+        harmless[at] = harmless[at] or (bool(after) and all(after))
     for at, one in enumerate(other):
         if not harmless[at] and all(harmless[k] for k in one.inputs):
-            return PartingPoint(
-                stage,
-                one.op,
-                one.line,
-                _counterpart(reference, {k for same in met.values() for k in same}),
-                nearest[at],
-            )
+            nearest = min(distance(one.value, two.value) for two in reference)
+            there = _counterpart(reference, set().union(*met))
+            return PartingPoint(stage, one.op, one.line, there, nearest)
     return None
 
 
