@@ -1,0 +1,1 @@
+"""Independent checkers: nothing here shares code with what it checks."""

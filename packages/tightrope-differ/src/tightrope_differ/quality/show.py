@@ -1,0 +1,111 @@
+"""A region for people: a picture of its first two metrics, a table of runs, and what follows."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import combinations
+from typing import Final
+
+from tightrope.draw import work_page
+from tightrope_differ.quality.region import scaled
+from tightrope_differ.values.quality import QualityRegion
+
+_SIZE, _LEFT, _TOP = 420, 70, 20
+_GOOD, _BAD, _POINT = "#3a7", "#c54", "#236"
+RUN_COLUMNS: Final = ("run", "metrics", "margin", "")
+
+
+def summary(region: QualityRegion) -> str:
+    """Say what was found in a few sentences."""
+    open_ = 1 - region.accepted_share - region.rejected_share
+    said = (
+        f"{region.target}: {len(region.runs)} runs. Of the box of metrics, the application works in "
+        f"{region.accepted_share:.1%} and fails in {region.rejected_share:.1%}; "
+        f"{max(open_, 0.0):.1%} is not decided."
+    )
+    if not region.accepted:
+        said += " No metrics are accepted: it failed wherever it ran."
+    if region.clashes:
+        good, bad = (region.runs[at].values for at in region.clashes[0])
+        said += (
+            f" It is not monotone: it works at {_values(region, good)} and fails at {_values(region, bad)}, "
+            "which is nowhere worse. Such boxes are left out."
+        )
+    return said
+
+
+def run_rows(region: QualityRegion) -> list[tuple[str, ...]]:
+    """Give a row for every run."""
+    kinds = {**dict.fromkeys(region.accepted, "accepted"), **dict.fromkeys(region.rejected, "rejected")}
+    return [
+        (str(at), _values(region, run.values), f"{run.margin:.4g}", kinds.get(at, "") + " check" * run.check)
+        for at, run in enumerate(region.runs)
+    ]
+
+
+def _values(region: QualityRegion, values: Sequence[float]) -> str:
+    return ", ".join(f"{m.name} {value:.4g}" for m, value in zip(region.metrics, values, strict=True))
+
+
+def quality_page(
+    region: QualityRegion,
+    points: Mapping[str, Sequence[float]],
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = (),
+) -> str:
+    """Write region and runs as an HTML page without scripts.
+
+    Args:
+        region: drawn for each two of its metrics.
+        points: values of the metrics by name, such as of variants of a net.
+        tables: heading, column names, rows; before the runs.
+    """
+    pairs = list(combinations(range(len(region.metrics)), 2)) or [(0, 0)]
+    pictures = [
+        (" and ".join(dict.fromkeys(region.metrics[at].name for at in pair)), _picture(region, pair, points))
+        for pair in pairs
+    ]
+    return work_page(summary(region), pictures, [*tables, ("Runs", RUN_COLUMNS, run_rows(region))])
+
+
+def _picture(region: QualityRegion, pair: tuple[int, int], points: Mapping[str, Sequence[float]]) -> str:
+    """Draw two metrics: best at the lower left, boxes of runs, runs as circles, variants as squares."""
+    floor = _TOP + _SIZE
+    places = [scaled(region.metrics, run.values)[list(pair)] * _SIZE for run in region.runs]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SIZE + 2 * _LEFT}" height="{floor + 50}">',
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{_SIZE}" height="{_SIZE}" fill="#f4f4f0"/>',
+    ]
+    for at in region.accepted:
+        x, y = places[at]
+        parts.append(_rect(_LEFT, floor - y, x, y, _GOOD))
+    for at in region.rejected:
+        x, y = places[at]
+        parts.append(_rect(_LEFT + x, _TOP, _SIZE - x, _SIZE - y, _BAD))
+    for run, (x, y) in zip(region.runs, places, strict=True):
+        text = escape(f"{_values(region, run.values)}: margin {run.margin:.4g}")
+        fill = _GOOD if run.margin > 0 else _BAD
+        parts.append(
+            f'<circle cx="{_LEFT + x:.1f}" cy="{floor - y:.1f}" r="4" fill="{fill}" stroke="#fff">'
+            f"<title>{text}</title></circle>"
+        )
+    for name, values in points.items():
+        x, y = (scaled(region.metrics, values)[list(pair)] * _SIZE).clip(-8, _SIZE + 8)
+        parts.append(
+            f'<rect x="{_LEFT + x - 3:.1f}" y="{floor - y - 3:.1f}" width="6" height="6" fill="{_POINT}">'
+            f"<title>{escape(name)}</title></rect>"
+        )
+    across, up = (region.metrics[at] for at in pair)
+    for x, y, anchor, text in (
+        (_LEFT, floor + 18, "start", f"{across.best:g}"),
+        (_LEFT + _SIZE, floor + 18, "end", f"{across.worst:g}"),
+        (_LEFT + _SIZE / 2, floor + 36, "middle", across.name),
+        (_LEFT - 6, floor, "end", f"{up.best:g}"),
+        (_LEFT - 6, _TOP + 12, "end", f"{up.worst:g}"),
+        (_LEFT - 6, _TOP + _SIZE / 2, "end", up.name),
+    ):
+        parts.append(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text[:40])}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _rect(x: float, y: float, wide: float, high: float, fill: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}"'
+    return f'<rect {place} fill="{fill}" fill-opacity="0.25"/>'

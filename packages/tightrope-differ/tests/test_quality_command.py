@@ -1,0 +1,98 @@
+"""The command: what it prints, writes and refuses; and the example."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tightrope.cli import main
+from tightrope_differ.judge.quality import check_region
+from tightrope_differ.quality import read_region
+
+APP = """
+from tightrope_differ.quality import Application
+
+
+def margin(errors):
+    return 0.9 - errors["a"] - 0.6 * errors["b"]
+
+
+def build():
+    return Application({"a": (0.0, 1.0), "b": (0.0, 1.0)}, dict, margin)
+
+
+def never():
+    return Application({"a": (0.0, 1.0)}, dict, lambda errors: -1.0)
+
+
+def broken():
+    return Application({"a": (0.0, 1.0)}, dict, lambda errors: 1 / (errors["a"] < 0.5))
+
+
+def other():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def run(*given: str, function: str = "build") -> int:
+    with pytest.raises(SystemExit) as leaving:
+        main(["quality", f"app.py:{function}", *given])
+    return int(leaving.value.code or 0)
+
+
+def test_a_region_is_printed_kept_and_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--budget-runs", "10", "--region", "region.toml", "--page", "page.html") == 0
+    assert "app.py:build: 10 runs. Of the box of metrics, the application works in" in capsys.readouterr().out
+    page = (folder / "page.html").read_text()
+    assert page.count("<circle") == 10
+    assert "a and b" in page
+    assert run("--budget-runs", "12", "--region", "region.toml", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    kept = read_region(folder / "region.toml")
+    check_region(kept)
+    assert [one["values"] for one in said["runs"]] == [one.values for one in kept.runs]
+    assert len(kept.runs) == 12
+
+
+def test_what_never_works_has_no_region(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(function="never") == 3
+    assert "No metrics are accepted" in capsys.readouterr().out
+
+
+def test_runs_before_one_that_fails_are_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--region", "region.toml", function="broken") == 2
+    assert "ZeroDivisionError: division by zero at app.py:18" in capsys.readouterr().err
+    assert len(read_region(folder / "region.toml").runs) >= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "function", "said"),
+    [
+        ((), "other", "returns a int: return a tightrope_differ.quality.Application"),
+        ((), "absent", "no function 'absent'"),
+        (("--region", "app.py"), "build", "is not TOML"),
+        (("--page", "no/such/page.html"), "build", "no/such"),
+    ],
+)
+def test_bad_input_ends_with_a_message(
+    folder: Path, given: tuple[str, ...], function: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*given, function=function) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_example_has_a_region(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1] / "examples")
+    with pytest.raises(SystemExit) as leaving:
+        main(["quality", "crop_rows.py:build", "--budget-runs", "8", "--json"])
+    assert not leaving.value.code
+    assert json.loads(capsys.readouterr().out)["accepted_share"] > 0.15
