@@ -31,6 +31,13 @@ import torch
 def build():
     return torch.nn.Flatten(), lambda path: torch.ones(3, 2, 2)
 """,
+    "works.py": """
+from tightrope_differ.quality import Application
+
+
+def build():
+    return Application({"error": (0.0, 1.0)}, dict, lambda given: 0.5 - given["error"])
+""",
     "syntax.py": "import torch\n\ndef build(:\n    return 1\n",
     "absent.py": "import no_such_package_at_all\n\ndef build():\n    return 1\n",
     "raises.py": "def build():\n    raise ValueError('no data here')\n",
@@ -61,6 +68,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "place-tasks": {"graph": "@tasks.json", "cluster": "@devices.toml"},
     "plan": {"graph": "@step.graph.json", "budget": "8GiB"},
     "predict": {"forest": "@forest.json", "table": "@trees.csv"},
+    "quality": {"target": "@works.py:build", "budget_runs": "3"},
     "ranks": {"target": "@layers.py:build", "ranks": "2", "machine": "@cluster.toml"},
     "record": {"target": "@train.py:build", "output": "@new.trace"},
     "report": {"run": "@step.plan.json", "graph": "@step.graph.json", "output": "@new.html"},

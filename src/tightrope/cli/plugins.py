@@ -51,6 +51,7 @@ KNOWN: Final = {
     "place": PluginCommand("planners", "Place the buffers of a file at addresses."),
     "place-tasks": PluginCommand("assign", "Place tasks that wait for each other."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),
+    "quality": PluginCommand("differ", "Find how well an application has to be served by its nets."),
     "ranks": PluginCommand("ranks", "Forecast a training step on many ranks."),
     "record": PluginCommand("trace", "Run a training step and record it."),
     "select": PluginCommand("fleet", "Choose among candidates by noisy measurements."),
