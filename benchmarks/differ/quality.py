@@ -1,33 +1,43 @@
-"""A1: how well an application has to be served, found by few runs.
+"""A1 to A3: how well an application has to be served, found by few runs, and the cheapest nets that serve it.
 
 The application is the example of the plug-in: a robot between rows of crops, in closed loop. A1: its region
 by 20 runs, against a grid of 1,089; islands at which it fails are found out.
+A2: the chosen forms of its nets against torch-pruning that stops where a metric is 5 % worse, trained again
+alike, on fresh drives; A2-1 and A2-2 are other seeds. A3: runs of the search with and without the region.
 """
 
 import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from benchmarks.micro.rows import Row
 from tightrope_differ.judge.quality import check_region
-from tightrope_differ.quality import contains, find_region
+from tightrope_differ.quality import Application, contains, find_region
+from tightrope_differ.quality.choose import choose, flops_of, forms_of
+from tightrope_differ.quality.variants import bytes_of, pruned
 
 EXAMPLE: Final = Path(__file__).parents[2] / "packages/tightrope-differ/examples/crop_rows.py"
 SIDE: Final = 33
 NUM_RUNS: Final = 20
 NUM_ISLANDS: Final = 20
+WORSE: Final = 1.05
+"""Up to this part of its error, pruning by accuracy goes on."""
+NUM_FRESH: Final = 4
+"""Runs of 64 drives that nobody has seen."""
 
 
 def rows(console: Console) -> dict[str, Callable[[], list[Row]]]:
     """Give the bars by their names."""
-    return {"A1": a1}
+    seeds = {"A2": 0, "A2-1": 1, "A2-2": 2}
+    return {"A1": a1, **{name: partial(a2, name, seed) for name, seed in seeds.items()}}
 
 
 @cache
@@ -92,3 +102,69 @@ def _islands() -> list[bool]:
             bool(find_region("island", replace(app, inject=inject, run=run), budget=NUM_RUNS).clashes)
         )
     return found
+
+
+def a2(bar: str, seed: int) -> list[Row]:
+    app = example().with_nets(seed)
+    forms, region = forms_of(app), find_region("crop rows", app, budget=NUM_RUNS)
+    guided, unguided = choose(app, forms, region), choose(app, forms, None)
+    peer = {name: _by_accuracy(app, name) for name in app.nets}
+    ours = guided.nets
+    if not ours:
+        return [Row(bar, "forms are chosen", "none works", False)]
+    margins = {
+        name: [example().drive(example().SeenByNets(nets), seed=1000 + at) for at in range(NUM_FRESH)]
+        for name, nets in (("ours", ours), ("peer", peer))
+    }
+    sizes, work = ([sum(map(cost, nets.values())) for nets in (ours, peer)] for cost in (bytes_of, _work))
+    one, many = (_times(app, ours, peer, size) for size in (1, len(next(iter(app.samples.values())))))
+    said = {name: ", ".join(f"{margin:.3f}" for margin in found) for name, found in margins.items()}
+    runs = [sum(form.margin is not None for form in found.tried) for found in (guided, unguided)]
+    flops = [found.tried[-1].flops for found in (guided, unguided)]
+    return [
+        Row(bar, ">= 2x faster than pruning by accuracy (CPU time on a batch of 64, as the drives run)",
+            f"{guided.tried[-1].name}: {many[1] / many[0]:.1f}x, {one[1] / one[0]:.1f}x on one picture, "
+            f"{work[1] / work[0]:.0f}x fewer operations", many[1] >= 2 * many[0],
+            f"{many[1] * 1e3:.2f} ms, ours {many[0] * 1e3:.2f} ms"),
+        Row(bar, ">= 5x smaller", f"{sizes[1] / sizes[0]:.1f}x: {sizes[0]:,} B", sizes[1] >= 5 * sizes[0],
+            f"{sizes[1]:,} B"),
+        Row(bar, "works on 256 fresh drives", f"margins {said['ours']} m", min(margins["ours"]) > 0,
+            f"margins {said['peer']} m"),
+        Row(f"A3{bar[2:]}", "guided search takes <= 60 % of the runs of unguided search for the same work",
+            f"{NUM_RUNS} + {runs[0]} runs, {flops[0]:,} operations; region given: {runs[0]} runs",
+            NUM_RUNS + runs[0] <= 0.6 * runs[1],
+            f"from the cheapest on: {runs[1]} runs, {flops[1]:,} operations"),
+    ]  # fmt: skip
+
+
+def _by_accuracy(app: Application, name: str) -> Any:
+    """Prune by torch-pruning as long as the metric is at most 5 % worse; the ratio is found by halving."""
+    assert app.measure is not None
+    assert app.tune is not None
+    limit = app.measure(dict(app.nets))[name] * WORSE
+    low, high, best = 0.0, 1.0, app.nets[name]
+    for _ in range(4):
+        ratio = (low + high) / 2
+        made = app.tune(name, pruned(app.nets[name], app.samples[name], ratio))
+        if app.measure({**app.nets, name: made})[name] <= limit:
+            low, best = ratio, made
+        else:
+            high = ratio
+    return best
+
+
+def _work(net: Any) -> int:
+    return flops_of(net, example().examples(1, 5)[0])
+
+
+def _times(app: Application, ours: Any, peer: Any, size: int) -> list[float]:
+    """Time both in turn, in seconds of CPU: medians."""
+    found: list[list[float]] = [[], []]
+    with torch.no_grad():
+        for _ in range(41):
+            for times, nets in zip(found, (ours, peer), strict=True):
+                begun = time.thread_time()
+                for name, net in nets.items():
+                    net(app.samples[name][:size])
+                times.append(time.thread_time() - begun)
+    return [float(np.median(times)) for times in found]

@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tightrope.cli import main
-from tightrope_differ.judge.quality import check_region
+from tightrope.core import JudgeError
+from tightrope_differ.judge.quality import check_choice, check_region
 from tightrope_differ.quality import read_region
+from tightrope_differ.values.quality import QualityReport
 
 APP = """
 from tightrope_differ.quality import Application
@@ -19,6 +23,19 @@ def margin(errors):
 
 def build():
     return Application({"a": (0.0, 1.0), "b": (0.0, 1.0)}, dict, margin)
+
+
+def with_nets():
+    import torch
+
+    def measure(nets):
+        return {name: 1 / (1 + sum(p.numel() for p in net.parameters()) / 99) for name, net in nets.items()}
+
+    torch.manual_seed(0)
+    nets = {name: torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)) for name in "ab"}
+    samples = dict.fromkeys(nets, torch.zeros(2, 16))
+    axes = {"a": (0.0, 1.0), "b": (0.0, 1.0)}
+    return Application(axes, dict, margin, nets, measure, measure, samples)
 
 
 def never():
@@ -57,8 +74,38 @@ def test_a_region_is_printed_kept_and_drawn(folder: Path, capsys: pytest.Capture
     said = json.loads(capsys.readouterr().out)
     kept = read_region(folder / "region.toml")
     check_region(kept)
-    assert [one["values"] for one in said["runs"]] == [one.values for one in kept.runs]
+    assert [one["values"] for one in said["region"]["runs"]] == [one.values for one in kept.runs]
     assert len(kept.runs) == 12
+
+
+@pytest.mark.parametrize("goal", ["flops", "bytes"])
+def test_nets_are_chosen_drawn_and_written(
+    folder: Path, goal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    given = ("--smallest", goal, "--save", "nets.pt", "--page", "page.html")
+    assert run(*given, function="with_nets") == 0
+    assert f"Chosen for the least {goal}: a " in capsys.readouterr().out
+    assert "operations" in (folder / "page.html").read_text()
+    assert run("--smallest", goal, "--json", function="with_nets") == 0
+    report = msgspec.json.decode(capsys.readouterr().out, type=QualityReport)
+    check_choice(report)
+    assert report.chosen is not None
+    nets = torch.load(folder / "nets.pt", weights_only=False)
+    assert sum(p.nbytes for net in nets.values() for p in net.parameters()) == report.chosen.bytes
+    for change, said in (
+        ({"tried": [*report.tried[:-1], replace(report.chosen, margin=None)]}, "inside of the region"),
+        ({"tried": [replace(report.chosen, values={"a": 0.9, "b": 0.9})]}, "outside of the region"),
+        ({"tried": [replace(report.chosen, values={"a": 0.1})]}, "outside of the region"),
+        ({"tried": [report.chosen, report.chosen]}, "were tried after it"),
+        (
+            {"tried": [replace(report.chosen, margin=-1.0), replace(report.chosen, flops=0, bytes=0)]},
+            "more exp",
+        ),
+    ):
+        with pytest.raises(JudgeError, match=said):
+            check_choice(replace(report, **change))
 
 
 def test_what_never_works_has_no_region(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +115,7 @@ def test_what_never_works_has_no_region(folder: Path, capsys: pytest.CaptureFixt
 
 def test_runs_before_one_that_fails_are_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--region", "region.toml", function="broken") == 2
-    assert "ZeroDivisionError: division by zero at app.py:18" in capsys.readouterr().err
+    assert "ZeroDivisionError: division by zero at app.py:31" in capsys.readouterr().err
     assert len(read_region(folder / "region.toml").runs) >= 1
 
 
@@ -79,6 +126,9 @@ def test_runs_before_one_that_fails_are_kept(folder: Path, capsys: pytest.Captur
         ((), "absent", "no function 'absent'"),
         (("--region", "app.py"), "build", "is not TOML"),
         (("--page", "no/such/page.html"), "build", "no/such"),
+        (("--smallest", "time"), "build", "--smallest is 'time': give one of flops, bytes"),
+        (("--save", "nets.pt"), "build", "give both"),
+        (("--smallest", "flops"), "build", "no nets, measure and perceive"),
     ],
 )
 def test_bad_input_ends_with_a_message(
@@ -95,4 +145,4 @@ def test_the_example_has_a_region(
     with pytest.raises(SystemExit) as leaving:
         main(["quality", "crop_rows.py:build", "--budget-runs", "8", "--json"])
     assert not leaving.value.code
-    assert json.loads(capsys.readouterr().out)["accepted_share"] > 0.15
+    assert json.loads(capsys.readouterr().out)["region"]["accepted_share"] > 0.1

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _EPILOG: Final = """\b
 Examples:
   tightrope quality crop_rows.py:build
-  tightrope quality crop_rows.py:build --budget-runs 20 --region region.toml --page region.html"""
+  tightrope quality crop_rows.py:build --budget-runs 20 --region region.toml --page region.html
+  tightrope quality crop_rows.py:with_nets --region region.toml --smallest flops --save nets.pt"""
 
 
 def register(app: typer.Typer) -> None:
@@ -33,31 +34,47 @@ def quality(
     region: Annotated[
         Path | None, typer.Option(help="Keep runs and region here; runs that it has are not made again.")
     ] = None,
+    smallest: Annotated[str, typer.Option(help="Choose forms of its nets with least: flops or bytes.")] = "",
+    save: Annotated[Path | None, typer.Option(help="Write the chosen nets here, by torch.save.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write a page here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find the region of metrics in which an application works, by few runs with injected errors.
+    """Find at which errors an application still works, by few runs, and the cheapest nets with which it does.
 
-    Exit code 0: a region; 3: there is none, or the application is not monotone; 2: error, runs are kept.
+    Exit code 0: a region, and nets if asked for; 3: there is none, or the application is not monotone;
+    2: error, and runs are kept.
     """
-    check_outputs([page, region])
+    check_outputs([page, region, save])
+    goals = ("flops", "bytes")
+    if smallest not in ("", *goals):
+        raise TightropeError(f"--smallest is {smallest!r:.100}: give one of {', '.join(goals)}.")
+    if save is not None and not smallest:
+        raise TightropeError("--save writes nets that --smallest chooses: give both.")
     made = _built(target)
-    from tightrope_differ.judge.quality import check_region
+    from tightrope_differ.judge.quality import check_choice
     from tightrope_differ.quality import find_region
-    from tightrope_differ.quality.show import quality_page, run_rows, summary
+    from tightrope_differ.quality.choose import choose, forms_of
+    from tightrope_differ.quality.show import quality_page, report_lines
+    from tightrope_differ.values.quality import QualityReport
 
-    found = find_region(target, made, budget=budget_runs, file=region)
-    check_region(found)
+    report = QualityReport(find_region(target, made, budget=budget_runs, file=region))
+    if smallest and report.region.accepted:
+        search = choose(made, forms_of(made), report.region, goal="flops" if smallest == "flops" else "bytes")
+        report = QualityReport(report.region, smallest, search.tried)
+        if save is not None and search.nets:
+            import torch
+
+            torch.save(search.nets, save)
+    check_choice(report)
     if page is not None:
-        write_whole(page, quality_page(found, {}))
+        write_whole(page, quality_page(report))
     if json:
-        emit_json(found)
+        emit_json(report)
     else:
         show = console()
-        show.print(summary(found), markup=False, soft_wrap=True)
-        for row in run_rows(found):
-            show.print(f"  {row[0]:>4}  {row[1]}  margin {row[2]}  {row[3]}".rstrip(), markup=False)
-    if found.clashes or not found.accepted:
+        for line in report_lines(report):
+            show.print(line, markup=False, soft_wrap=True)
+    if report.region.clashes or not report.region.accepted or (smallest and report.chosen is None):
         raise typer.Exit(DOES_NOT_FIT)
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import isfinite
 
 from tightrope.core import JudgeError
-from tightrope_differ.values.quality import QualityRegion
+from tightrope_differ.values.quality import QualityRegion, QualityReport
 
 
 def check_region(region: QualityRegion) -> None:
@@ -50,6 +50,35 @@ def check_region(region: QualityRegion) -> None:
     for said, found in ((region.accepted_share, accepted), (region.rejected_share, rejected)):
         if not abs(said - found) <= 1e-9:
             raise JudgeError(f"a share is said to be {said}; the runs give {found}.")
+
+
+def check_choice(report: QualityReport) -> None:
+    """Refuse a choice of forms that its region does not hold, or that is not the cheapest that worked.
+
+    Raises:
+        JudgeError: names the forms.
+    """
+    check_region(report.region)
+    for at, one in enumerate(report.tried):
+        cost = one.flops if report.goal == "flops" else one.bytes
+        if at and cost < (
+            report.tried[at - 1].flops if report.goal == "flops" else report.tried[at - 1].bytes
+        ):
+            raise JudgeError(f"{one.name!r:.99} was tried after what is more expensive.")
+        worst = [one.values.get(metric.name, float("nan")) for metric in report.region.metrics]
+        inside = any(
+            all(
+                (value - run_value) * (metric.worst - metric.best) <= 0
+                for metric, value, run_value in zip(
+                    report.region.metrics, worst, report.region.runs[run].values, strict=True
+                )
+            )
+            for run in report.region.accepted
+        )
+        if inside != (one.margin is not None):
+            raise JudgeError(f"{one.name!r:.99} is {'inside' if inside else 'outside'} of the region.")
+        if one.margin is not None and one.margin > 0 and at + 1 < len(report.tried):
+            raise JudgeError(f"{one.name!r:.99} works, and more expensive forms were tried after it.")
 
 
 def _place(region: QualityRegion, at: int) -> list[float]:

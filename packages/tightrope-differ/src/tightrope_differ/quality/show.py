@@ -7,10 +7,11 @@ from typing import Final
 
 from tightrope.draw import work_page
 from tightrope_differ.quality.region import scaled
-from tightrope_differ.values.quality import QualityRegion
+from tightrope_differ.values.quality import QualityRegion, QualityReport
 
 _SIZE, _LEFT, _TOP = 420, 70, 20
 _GOOD, _BAD, _POINT = "#3a7", "#c54", "#236"
+FORM_COLUMNS: Final = ("forms", "operations", "bytes", "metrics", "margin")
 RUN_COLUMNS: Final = ("run", "metrics", "margin", "")
 
 
@@ -46,18 +47,43 @@ def _values(region: QualityRegion, values: Sequence[float]) -> str:
     return ", ".join(f"{m.name} {value:.4g}" for m, value in zip(region.metrics, values, strict=True))
 
 
-def quality_page(
-    region: QualityRegion,
-    points: Mapping[str, Sequence[float]],
-    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = (),
-) -> str:
-    """Write region and runs as an HTML page without scripts.
+def choice(report: QualityReport) -> str:
+    """Say which forms of nets were chosen; empty where none were asked for."""
+    runs = sum(one.margin is not None for one in report.tried)
+    if not report.goal:
+        return ""
+    if (chosen := report.chosen) is None:
+        return f"No forms of its nets are chosen: of {len(report.tried)}, {runs} ran and none worked."
+    return (
+        f"Chosen for the least {report.goal}: {chosen.name}; {chosen.flops:,} operations, "
+        f"{chosen.bytes:,} B, margin {chosen.margin:.4g}, after {len(report.tried)} forms and {runs} runs."
+    )
 
-    Args:
-        region: drawn for each two of its metrics.
-        points: values of the metrics by name, such as of variants of a net.
-        tables: heading, column names, rows; before the runs.
-    """
+
+def form_rows(report: QualityReport) -> list[tuple[str, ...]]:
+    """Give a row for every choice of forms that was tried."""
+    rows: list[tuple[str, ...]] = []
+    for one in report.tried:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in one.values.items())
+        margin = "" if one.margin is None else f"{one.margin:.4g}"
+        rows.append((one.name, f"{one.flops:,}", f"{one.bytes:,}", values, margin))
+    return rows
+
+
+def report_lines(report: QualityReport) -> list[str]:
+    """Say all in lines of text: what was found, runs, and the forms with which the application ran."""
+    runs = [
+        f"  {at:>4}  {what}  margin {margin}  {kind}" for at, what, margin, kind in run_rows(report.region)
+    ]
+    forms = [f"  {'  '.join(row)}" for row in form_rows(report) if row[-1]]
+    return [line.rstrip() for line in (summary(report.region), *runs, choice(report), *forms) if line]
+
+
+def quality_page(report: QualityReport) -> str:
+    """Write region, runs and forms as an HTML page without scripts; the region for each two metrics."""
+    region = report.region
+    points = {one.name: [one.values[m.name] for m in region.metrics] for one in report.tried}
+    tables = [(choice(report), FORM_COLUMNS, form_rows(report))] if report.goal else []
     pairs = list(combinations(range(len(region.metrics)), 2)) or [(0, 0)]
     pictures = [
         (" and ".join(dict.fromkeys(region.metrics[at].name for at in pair)), _picture(region, pair, points))

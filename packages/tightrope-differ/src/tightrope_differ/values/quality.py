@@ -55,3 +55,41 @@ class QualityRegion(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     accepted_share: float
     rejected_share: float
     clashes: list[list[int]]
+
+
+class TriedVariant(msgspec.Struct, frozen=True):
+    """A choice of forms of an application's nets.
+
+    Attributes:
+        name: of the forms.
+        flops: floating-point operations on the samples, of all nets.
+        bytes: of parameters and buffers, of all nets.
+        values: of the metrics as measured; empty where no region was asked.
+        margin: of a run of the application with these nets; None = it was not run.
+    """
+
+    name: str
+    flops: int
+    bytes: int
+    values: dict[str, float]
+    margin: float | None
+
+
+class QualityReport(msgspec.Struct, frozen=True):
+    """A region, and the forms of nets that were tried in it.
+
+    Attributes:
+        region: where the application works.
+        goal: what was made small: ``flops`` or ``bytes``; empty where no forms were asked for.
+        tried: in order; where the application works with the last, that is chosen.
+    """
+
+    region: QualityRegion
+    goal: str = ""
+    tried: list[TriedVariant] = []
+
+    @property
+    def chosen(self) -> TriedVariant | None:
+        """The forms with which the application works."""
+        last = self.tried[-1] if self.tried else None
+        return last if last is not None and last.margin is not None and last.margin > 0 else None
