@@ -133,6 +133,8 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
     ("parity", "against"): "word",
     ("parity", "batch"): "whole",
     ("quality", "region"): "output",
+    ("quality", "smallest"): "word",
+    ("quality", "save"): "output",
     ("micro compile", "output"): "folder",
     ("micro dsp", "output"): "folder",
     ("micro tune", "output"): "folder",
@@ -141,7 +143,7 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
 FINE: Final = {
     ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
     ("select", "study", ""), ("place-tasks", "without", ""), ("tables plan", "without", ""),
-    ("parity", "accept", ""),
+    ("parity", "accept", ""), ("quality", "smallest", ""),
 }  # fmt: skip
 
 
