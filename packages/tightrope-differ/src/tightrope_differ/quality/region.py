@@ -153,7 +153,7 @@ def check_metrics(metrics: Sequence[QualityMetric]) -> None:
             f"metrics are {', '.join(map(repr, names)) or 'none'}: give 1 to 4 of other names."
         )
     for one in metrics:
-        if not np.isfinite([one.best, one.worst]).all() or one.best == one.worst:
+        if not np.isfinite(one.worst - one.best) or one.best == one.worst:
             raise TightropeError(
                 f"metric {one.name!r} goes from {one.best} to {one.worst}: give two other numbers."
             )

@@ -81,7 +81,6 @@ def find_region(
     *,
     budget: int = 20,
     file: Path | None = None,
-    say: Callable[[QualityRun], None] | None = None,
 ) -> QualityRegion:
     """Find where an application works.
 
@@ -90,7 +89,6 @@ def find_region(
         app: metrics, what injects errors, and a run.
         budget: runs, those in the file among them.
         file: read if it is there, and written after every run.
-        say: called after every run.
 
     Raises:
         TightropeError: a run fails, or the file is of another application.
@@ -98,10 +96,13 @@ def find_region(
     Example:
         >>> app = Application({"a": (0, 10), "b": (0, 2)}, dict, lambda e: 9 - e["a"] - 3 * e["b"])
         >>> found = find_region("app", app, budget=20)
-        >>> len(found.runs), 0.59 < found.accepted_share <= 0.60, found.clashes
+        >>> len(found.runs), 0.5 < found.accepted_share <= 0.6, found.clashes
         (20, True, [])
     """
-    metrics = [QualityMetric(name, float(best), float(worst)) for name, (best, worst) in app.metrics.items()]
+    try:
+        metrics = [QualityMetric(str(name), *map(float, ends)) for name, ends in app.metrics.items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TightropeError(f"metrics are {app.metrics!r:.200}: give name -> (best, worst).") from error
     check_metrics(metrics)
     runs: list[QualityRun] = []
     if file is not None and file.exists():
@@ -122,8 +123,6 @@ def find_region(
         runs = [*runs, QualityRun(list(values.values()), app.margin(perceives, where), check)]
         if file is not None:
             write_region(file, region_of(target, metrics, runs))
-        if say is not None:
-            say(runs[-1])
     return region_of(target, metrics, runs)
 
 
