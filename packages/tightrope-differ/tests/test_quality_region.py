@@ -117,7 +117,7 @@ def test_an_application_that_never_works_has_an_empty_region() -> None:
         ({"rejected": []}, "run 1 is in no box"),
         ({"accepted_share": 0.2}, "share is said to be 0.2"),
         ({"rejected_share": float("nan")}, "share is said to be nan"),
-        ({"clashes": [[0, 1]]}, "1 clashes are named"),
+        ({"clashes": [[0, 1]]}, "the region has 1 clashes"),
         ({"runs": [QualityRun([2.0, 0.1], 1.0)] * 3}, "outside of 0"),
         ({"runs": [QualityRun([0.2], 1.0)] * 3}, "has 1 values"),
         ({"runs": [QualityRun([0.2, 0.1], float("inf"))] * 3}, "margin inf"),

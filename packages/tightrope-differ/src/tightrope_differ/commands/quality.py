@@ -32,17 +32,17 @@ def quality(
     target: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; returns an Application.")],
     budget_runs: Annotated[int, typer.Option(min=1, max=10_000, help="Runs, with those in --region.")] = 20,
     region: Annotated[
-        Path | None, typer.Option(help="Keep runs and region here; runs that it has are not made again.")
+        Path | None, typer.Option(help="Keep runs and region here. A later call goes on from there.")
     ] = None,
     smallest: Annotated[str, typer.Option(help="Choose forms of its nets with least: flops or bytes.")] = "",
     save: Annotated[Path | None, typer.Option(help="Write the chosen nets here, by torch.save.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write a page here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find at which errors an application still works, by few runs, and the cheapest nets with which it does.
+    """Find at which errors an application still works, by few runs, and choose the cheapest nets for it.
 
-    Exit code 0: a region, and nets if asked for; 3: there is none, or the application is not monotone;
-    2: error, and runs are kept.
+    Exit code 0: a region, and nets with --smallest. 3: there is none, or the application is not monotone.
+    2: error; runs are kept.
     """
     check_outputs([page, region, save])
     goals = ("flops", "bytes")

@@ -38,7 +38,7 @@ def check_region(region: QualityRegion) -> None:
                 if good in region.accepted:
                     raise JudgeError(f"run {good} is accepted, and run {bad} fails though it is no worse.")
     if seen != {tuple(pair) for pair in region.clashes}:
-        raise JudgeError(f"{len(region.clashes)} clashes are named, and the runs have {len(seen)}.")
+        raise JudgeError(f"the region has {len(region.clashes)} clashes, and the runs have {len(seen)}.")
     clashing = {good for good, _ in seen}
     for at, place in enumerate(places):
         corners = region.accepted if works[at] else region.rejected
