@@ -84,12 +84,9 @@ def _built(target: str) -> "Application":
     Raises:
         TightropeError: the target is malformed, absent, fails, or returns something else.
     """
-    import torch  # a target may be a simulator alone, and `called` asks for torch
-
-    del torch
+    made: Any = called(target)
     from tightrope_differ.quality import Application
 
-    made: Any = called(target)
     if not isinstance(made, Application):
         raise TightropeError(
             f"{target!r} returns a {type(made).__name__}: return a tightrope_differ.quality.Application."
