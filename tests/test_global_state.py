@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.global_state import GENERATORS, present
 
 
@@ -25,7 +23,6 @@ def measured(*arguments: str) -> dict[str, dict[str, list[str]]]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.slow
 def test_nothing_of_the_process_moves_that_torch_leaves() -> None:
     (by_torch,) = measured("control").values()
     found = measured()

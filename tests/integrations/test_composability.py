@@ -52,7 +52,6 @@ def test_a_row_or_column_holds_in_four_steps(row: str, column: str, tmp_path: Pa
     assert outcome(row, column, tmp_path, FEW) == CELLS[row, column]
 
 
-@pytest.mark.slow
 def test_rows_of_two_processes_hold_in_four_steps(tmp_path: Path) -> None:
     assert outcomes_of_two(TOGETHER, tmp_path, FEW) == [CELLS[cell] for cell in TOGETHER]
 

@@ -91,7 +91,6 @@ def _lost(rank: int, folder: str) -> None:
     os._exit(0)  # the group cannot be left in order any more
 
 
-@pytest.mark.slow
 def test_messages_without_a_codec_train_to_the_bit_like_ddp(tmp_path: Path) -> None:
     start(_equal_to_ddp, tmp_path, 2)
 

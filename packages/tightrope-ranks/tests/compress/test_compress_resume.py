@@ -131,6 +131,7 @@ def _interrupted(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     start(_interrupted, tmp_path, 3)
 

@@ -128,6 +128,7 @@ def test_what_is_computed_again_draws_the_same_numbers(drop: float) -> None:
     assert torch.equal(*states)
 
 
+@pytest.mark.slow
 def test_freed_blocks_leave_the_process() -> None:
     """In a process of its own, since glibc keeps the setting: blocks of 2 MiB after one of 16."""
     code = (

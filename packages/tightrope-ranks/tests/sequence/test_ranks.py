@@ -23,7 +23,6 @@ def check(found: dict[str, Any], modes: tuple[str, ...]) -> None:
     assert "hold different plans" in found["differ"]
 
 
-@pytest.mark.slow
 def test_two_ranks_give_what_one_gives_and_different_plans_do_not_run() -> None:
     for found in on_ranks(2, workers.several, 2, ["sequence"]):
         check(found, ("sequence",))

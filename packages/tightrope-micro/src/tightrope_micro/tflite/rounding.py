@@ -69,7 +69,7 @@ def stays(most: int, multiplier: int, shift: int) -> bool:
     """Tell whether no intermediate leaves 32 bits when numbers up to ``most`` are scaled.
 
     >>> stays(2**24, 2**30, 6), stays(2**24, 2**30, 7), stays(2**31 - 1, 2**30, -8)
-    (True, False, False)
+    (True, False, True)
     """
     if shift > 0:
         return most << shift <= _MOST - 256
@@ -125,7 +125,7 @@ def softmax_powers(scale: float, beta: float) -> NDArray[np.int32]:
     """Powers in 31 bits, by how far a number is below the largest of its row; 0 behind the last.
 
     >>> softmax_powers(0.1, 1.0)[:2].tolist()
-    [2147483647, 1943118116]
+    [2147483647, 1943123572]
     """
     multiplier, shift = multiplier_of(min(beta * scale * 2**_FRACTION, _MOST))
     last = min(255, math.floor(31 * 2**_FRACTION / 2**shift))
