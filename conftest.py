@@ -96,13 +96,9 @@ def _end_what_is_left(request: pytest.FixtureRequest) -> None:
     lines = []
     for owner, budget in list(accounts()._budgets.items()):
         lines.append(f"{request.node.nodeid}: {owner!r} is left with {budget} bytes, held by")
-        models = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-        held = [owner, *(one for one in models if _COMPILED.get(one) is owner)]
-        for one in held:
-            holders = (by for by in gc.get_referrers(one) if by is not held and by is not models)
-            lines += [
-                f"    {type(by).__qualname__} {by!r:.300}" for by in holders if not isinstance(by, tuple)
-            ]
+        held = [owner, *(model for model, compiled in _COMPILED.items() if compiled is owner)]
+        holders = (by for one in held for by in gc.get_referrers(one) if by is not held)
+        lines += [f"    {type(by).__qualname__} {by!r:.300}" for by in holders if not isinstance(by, tuple)]
         accounts().release(owner)
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():

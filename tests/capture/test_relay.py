@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tightrope.capture.casts import relay
+from tightrope.capture.relay import relay
 
 
 def seen(x: Tensor) -> Tensor:

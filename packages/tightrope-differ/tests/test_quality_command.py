@@ -86,7 +86,7 @@ def test_nets_are_chosen_drawn_and_written(
 
     given = ("--smallest", goal, "--save", "nets.pt", "--page", "page.html")
     assert run(*given, function="with_nets") == 0
-    assert f"Chosen for the least {goal}: a " in capsys.readouterr().out
+    assert f"Chosen for the fewest {goal}: a " in capsys.readouterr().out
     assert "operations" in (folder / "page.html").read_text()
     assert run("--smallest", goal, "--json", function="with_nets") == 0
     report = msgspec.json.decode(capsys.readouterr().out, type=QualityReport)

@@ -52,6 +52,12 @@ def test_what_cannot_be_split_stays() -> None:
     assert not [one for one in low_rank(layers, 0.25) if isinstance(one, nn.Sequential)]
 
 
+def test_a_net_of_one_layer_is_split() -> None:
+    assert [tuple(one.weight.shape) for one in low_rank(nn.Linear(64, 64), 0.25).children()] == [
+        (16, 64), (64, 16),
+    ]  # fmt: skip
+
+
 def test_forms_run_and_are_smaller() -> None:
     pytest.importorskip("torch_pruning")
     made = {one.name: one.net for one in variants(net(), SAMPLE)}

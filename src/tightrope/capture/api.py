@@ -11,11 +11,11 @@ import torch
 from tightrope.capture import _probes, _torch
 from tightrope.capture._compiled import compile_with
 from tightrope.capture._eager import meta_as_cpu
-from tightrope.capture.casts import Layout, relay
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.modes import mode_in_the_way, said_of
 from tightrope.capture.program import Program
+from tightrope.capture.relay import Layout, relay
 from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.core.arguments import refuse_argument
 from tightrope.lower import with_writes

@@ -1,5 +1,9 @@
 """Plans: a schedule with addresses, what it promises, and why.
 
+A schedule is a sequence of steps over a graph. Every storage has at most one live copy: running an
+op again is allowed only when the copies of what it creates are gone, except for those in ``drop``,
+which are released as soon as the op returns and leave an older copy alone.
+
 address ^
 |      +--B--+        offsets are given per allocation event of the schedule,
 | +-A--+     |        in the order in which the events happen

@@ -1,4 +1,4 @@
-"""Tables of a trace while it is being made: module tree, source lines, reasons."""
+"""Tables of a trace while it is being made: module tree, source lines, reasons, what storages are for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import unwrap
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -246,7 +245,8 @@ def assumed_update(sizes: Iterable[Bytes]) -> UpdateBytes:
     """
     rounded = [round_up(size) for size in sizes]
     state = sum(_STATE * size + _SMALL for size in rounded)
-    made = ((_BESIDE - 1) * size + before for before, size in pairwise((0, *rounded)))
+    before = (0, *rounded)  # of what an update makes, one size is left from the parameter before
+    made = ((_BESIDE - 1) * size + left for left, size in zip(before, rounded, strict=False))
     return UpdateBytes(state, max(made, default=0))
 
 

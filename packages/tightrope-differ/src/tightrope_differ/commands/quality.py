@@ -1,5 +1,6 @@
 """The command ``quality``: how well an application has to be served, and the cheapest nets that serve it."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -34,7 +35,7 @@ def quality(
     region: Annotated[
         Path | None, typer.Option(help="Keep runs and region here. A later call goes on from there.")
     ] = None,
-    smallest: Annotated[str, typer.Option(help="Choose forms of its nets with least: flops or bytes.")] = "",
+    smallest: Annotated[str, typer.Option(help="Choose the nets with the fewest flops or bytes.")] = "",
     save: Annotated[Path | None, typer.Option(help="Write the chosen nets here, by torch.save.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write a page here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -57,15 +58,17 @@ def quality(
     from tightrope_differ.quality.show import quality_page, report_lines
     from tightrope_differ.values.quality import QualityReport
 
-    report = QualityReport(find_region(target, made, budget=budget_runs, file=region))
+    report, nets = QualityReport(find_region(target, made, budget=budget_runs, file=region)), {}
     if smallest and report.region.accepted:
+        if find_spec("torch_pruning") is None:
+            typer.echo("No nets with fewer channels: pip install 'tightrope-differ[prune]'.", err=True)
         search = choose(made, forms_of(made), report.region, goal="flops" if smallest == "flops" else "bytes")
-        report = QualityReport(report.region, smallest, search.tried)
-        if save is not None and search.nets:
-            import torch
-
-            torch.save(search.nets, save)
+        report, nets = QualityReport(report.region, smallest, search.tried), search.nets
     check_choice(report)
+    if save is not None and nets:
+        import torch
+
+        torch.save(nets, save)
     if page is not None:
         write_whole(page, quality_page(report))
     if json:

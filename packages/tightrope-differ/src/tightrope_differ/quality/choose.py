@@ -10,7 +10,7 @@ Gaps        A choice in the undecided part of the box is not tried. Costs are co
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from tightrope_differ.quality.variants import NetVariant, bytes_of, variants
 from tightrope_differ.values.quality import QualityRegion, TriedVariant
 
 Goal: TypeAlias = Literal["flops", "bytes"]
-GOALS: Final = ("flops", "bytes")
 
 
 class _Form(NamedTuple):

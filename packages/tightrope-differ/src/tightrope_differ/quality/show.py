@@ -55,7 +55,7 @@ def choice(report: QualityReport) -> str:
     if (chosen := report.chosen) is None:
         return f"No forms of its nets are chosen: of {len(report.tried)}, {runs} ran and none worked."
     return (
-        f"Chosen for the least {report.goal}: {chosen.name}; {chosen.flops:,} operations, "
+        f"Chosen for the fewest {report.goal}: {chosen.name}; {chosen.flops:,} operations, "
         f"{chosen.bytes:,} B, margin {chosen.margin:.4g}, after {len(report.tried)} forms and {runs} runs."
     )
 

@@ -85,8 +85,10 @@ def low_rank(net: nn.Module, share: float) -> nn.Module:
     made = copy.deepcopy(net)
     for name, layer in list(made.named_modules()):
         split = _split(layer, share)
+        if split is not None and not name:
+            return split
         if split is not None:
-            made.set_submodule(name, split) if name else None
+            made.set_submodule(name, split)
     return made
 
 
