@@ -74,7 +74,7 @@ def _short_walks(request: pytest.FixtureRequest) -> None:
     torch._dynamo.reset()  # it holds models
     for name in ("last_value", "last_traceback", "last_exc"):  # of a test that failed, and hold its models
         vars(sys).pop(name, None)
-    if allocator.cache_info().currsize and (accounts().budget or allocator().stats().live > _MUCH):
+    if allocator.cache_info().currsize and (accounts()._budgets or allocator().stats().live > _MUCH):
         gc.unfreeze()
     gc.collect()
     _end_what_is_left(request)
@@ -91,7 +91,7 @@ def alone(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _end_what_is_left(request: pytest.FixtureRequest) -> None:
     """Lift budgets of models that were left alive, and print what holds those."""
-    if not allocator.cache_info().currsize or not accounts().budget:
+    if not allocator.cache_info().currsize:
         return
     lines = []
     for owner, budget in list(accounts()._budgets.items()):
@@ -100,6 +100,8 @@ def _end_what_is_left(request: pytest.FixtureRequest) -> None:
         holders = (by for one in held for by in gc.get_referrers(one) if by is not held)
         lines += [f"    {type(by).__qualname__} {by!r:.300}" for by in holders if not isinstance(by, tuple)]
         accounts().release(owner)
+    if not lines:
+        return
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print(*lines, sep="\n", file=sys.stderr)
@@ -107,7 +109,7 @@ def _end_what_is_left(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _quiet_allocator() -> Iterator[None]:
-    """Put the process-wide allocator, if a test installed it, back to plain counting."""
+    """Put the process-wide allocator, if a test installed it, back to plain counting, and end its models."""
     yield
     if allocator.cache_info().currsize:
         native = allocator()
@@ -115,3 +117,5 @@ def _quiet_allocator() -> Iterator[None]:
         for end in (native.end_record, native.end_replay):
             with suppress(NativeError):
                 end()
+        if accounts()._budgets:  # of this test, most often
+            gc.collect()

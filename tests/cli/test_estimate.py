@@ -406,3 +406,16 @@ def test_a_llama_of_8_billion_parameters_is_sized_without_memory(
     assert "modelled and not measured" in found["note"]
     unit = 1 if sys.platform == "darwin" else 1024
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(before, 4 * 2**30 // unit)
+
+
+def test_files_of_the_same_name_are_modules_of_their_own(tmp_path: Path) -> None:
+    made = []
+    for folder in ("one", "two"):
+        file = tmp_path / folder / "net.py"
+        file.parent.mkdir()
+        file.write_text(f"import torch\n{folder} = torch.nn.Linear\n\ndef build():\n    return Net(), ()\n")
+        with file.open("a") as more:
+            more.write("\nclass Net(torch.nn.Module):\n    pass\n")
+        made.append((folder, build(f"{file}:build").model))
+    for folder, model in made:
+        assert hasattr(sys.modules[type(model).__module__], folder)

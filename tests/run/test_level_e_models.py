@@ -240,6 +240,7 @@ def test_a_refusal_names_little_more_than_what_the_first_steps_took() -> None:
     with pytest.raises(tightrope.TightropeError) as refused:
         dropping("20%")
     named = re.findall(r'budget="(\d+)%"', str(refused.value))
+    assert named, str(refused.value)
     assert 20 < int(named[-1]) <= 104
 
 
@@ -248,3 +249,22 @@ def test_a_step_that_runs_again_for_too_long_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr("tightrope.run.evict.level_e._MOST_AGAIN", 1e-6)
     with pytest.raises(tightrope.OutOfBudgetError, match="what ran again took"):
         dropping("70%")
+
+
+def test_budgets_of_other_models_do_not_limit_the_steps_that_a_percentage_is_of() -> None:
+    gc.collect()
+    other = tightrope.compile(nn.Linear(4, 4), budget=accounts().charged() + (1 << 20), progress=False)
+    other(torch.randn(2, 4)).sum().backward()
+    torch.manual_seed(0)
+    model = Dropping()
+    model.most = 8
+    tightrope.compile(model, budget="80%", progress=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(2048, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = tightrope.report(model)
+    assert found.level == "E"
+    assert found.observed_total <= found.budget
+    assert tightrope.report(other).level == "L1"

@@ -119,14 +119,15 @@ def test_the_first_number_that_is_named_trains_though_sizes_depend_on_values(bud
     gc.collect()
     inputs = torch.zeros(512, 32).nbytes  # left for threads that may make them
     most = peak + accounts().charged() + RESERVE + inputs
-    found, named = None, ""
+    found, named, said = None, "", ""
     try:
         found = trained(budget if isinstance(budget, str) else int(budget * peak))
     except (tightrope.TightropeError, torch.OutOfMemoryError) as refused:
-        named = re.findall(r'budget="?(\d+%?)', str(refused))[-1]
+        said = str(refused)
+        named = re.findall(r'budget="?(\d+%?)', said)[-1]
     gc.collect()
     if found is None:
-        assert named.endswith("%") == isinstance(budget, str)
+        assert named.endswith("%") == isinstance(budget, str), said
         assert named.endswith("%") or int(named) <= most
         found = trained(named if named.endswith("%") else int(named))
     assert all(map(torch.equal, wanted, found))

@@ -36,6 +36,8 @@ from tightrope.run.ledger.uncounted import UncountedTensors, uncounted_bytes
 
 _MADE: "Final[dict[torch.device, Accounts]]" = {}
 _UNLIMITED: Final[Bytes] = 2**60
+UNKNOWN: Final[Bytes] = 2**61
+"""A budget that is not known yet: while one is held, the process has no limit."""
 _SLACK: Final[Bytes] = 48 * 2**20
 """Two segments of 20 MiB in which blocks of 1 to 10 MiB lie, and four of 2 MiB for smaller ones."""
 _LEAST_MORE: Final[Bytes] = 65536
@@ -155,7 +157,7 @@ class Accounts:
 
     def budget_of(self, owner: object) -> Bytes:
         """Look up what ``owner`` holds the process to; 0 = nothing yet."""
-        return self._budgets.get(owner, 0)
+        return self._budgets.get(owner, 0) % UNKNOWN
 
     def hold_back(self, owner: object, hidden: Bytes) -> None:
         """Keep the most bytes that a kernel takes behind the allocator free while ``owner`` lives.
@@ -201,8 +203,8 @@ class Accounts:
 
     @property
     def budget(self) -> Bytes:
-        """What the process is held to: the largest budget alive; 0 = there is none."""
-        return max(self._budgets.values(), default=0)
+        """What the process is held to: the largest budget alive; 0 = there is none, or it is not known."""
+        return max(self._budgets.values(), default=0) % UNKNOWN
 
     @contextmanager
     def limited(self, limit: Bytes) -> Iterator[None]:

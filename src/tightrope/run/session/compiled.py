@@ -21,7 +21,7 @@ from tightrope.run.base.sharded import WHY, InsideHooks, divided, refuse_divided
 from tightrope.run.base.status import StatusLine, build_native
 from tightrope.run.base.weak import alive, weakly
 from tightrope.run.evict.level_e import EvictedSteps, against_eviction, wants_eviction
-from tightrope.run.ledger.accounts import Accounts
+from tightrope.run.ledger.accounts import UNKNOWN, Accounts
 from tightrope.run.ledger.first_steps import MeasuredSteps
 from tightrope.run.ledger.hidden import HiddenBytes
 from tightrope.run.ledger.optimizer import Foresight
@@ -269,6 +269,7 @@ class CompiledModel:
             self.drop(model, reason)
             return
         gc.collect()  # frames of a failed capture hold what the call made
+        self.accounts.hold(self, UNKNOWN, name=self.name)  # else budgets of other models limit these steps
         self.measured, self.broken = MeasuredSteps(self.accounts), reason
         self.status.say(f"{share} of what the first training steps take, which run unlimited. {reason}")
 
