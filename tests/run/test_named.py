@@ -123,6 +123,52 @@ def test_what_is_not_planned_as_one_graph_names_a_number_that_works(
     assert train(build, named) == train(build, None)
 
 
+class Halves(nn.Module):
+    """In pieces, most of its bytes those of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU())
+        self.second = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        loss: Tensor = self.second(x).square().mean()
+        return loss
+
+
+def fills_with_zeros(budget: int) -> int:
+    """Train without dropping a gradient; return the most bytes charged."""
+    gc.collect()
+    native = accounts().allocator
+    assert native is not None
+    torch.manual_seed(3)
+    model, x = Halves(), torch.randn(64, 128)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if budget:
+        tightrope.compile(model, budget=budget, progress=False)
+    native.reset_peaks()
+    for _ in range(4):
+        loss = model(x)
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+    return native.stats().charged_peak + accounts().older
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level")
+def test_the_number_of_what_is_evicted_holds_for_gradients_that_stay() -> None:
+    unplanned = fills_with_zeros(0)
+    gc.collect()
+    with pytest.raises(OutOfBudgetError) as error:
+        fills_with_zeros(accounts().charged() + (1 << 20))
+    named = error.value.budget_to_try or 0
+    del error
+    assert 0 < named < unplanned
+    fills_with_zeros(named)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="hidden bytes are counted on Linux")
 @pytest.mark.filterwarnings("ignore:tightrope. level")
 def test_a_kernel_between_pieces_is_in_the_first_number() -> None:

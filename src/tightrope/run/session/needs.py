@@ -185,7 +185,9 @@ class Prospects:
             room = Room(self.budget, held, state, expected.update, hidden=self.accounts.hidden)
             loop = with_loop(room.ledger(), state=expected.assumed, gradients=expected.gradients)
             self.accounts.note_enough(self, loop.needed(taken.enough))
-            self.accounts.note_likely(self, loop.needed(taken.seen, keeps_gradients=False))
+            evicting = self.future.gradients + taken.evicting if expected.gradients else 0
+            likely = loop.needed(max(taken.seen, evicting), keeps_gradients=False)
+            self.accounts.note_likely(self, likely)
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
         """Name a budget for a graph of which an op does not fit alone: that of its given order."""

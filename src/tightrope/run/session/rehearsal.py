@@ -37,10 +37,12 @@ class Rehearsed(NamedTuple):
     Attributes:
         seen: of storages that are alive at once.
         enough: with what stands for kernels, a guess at a loss, and gaps between addresses.
+        evicting: what no eviction can do without, a guess.
     """
 
     seen: Bytes
     enough: Bytes
+    evicting: Bytes
 
 
 class _Counter:
@@ -51,6 +53,7 @@ class _Counter:
         peak: most that was alive.
         most: see there.
         largest: most that one op reads and makes.
+        own: most that one op makes and reads of what ops made.
     """
 
     def __init__(self) -> None:
@@ -58,6 +61,7 @@ class _Counter:
         self.peak: Bytes = 0
         self.most: Bytes = 0
         self.largest: Bytes = 0
+        self.own: Bytes = 0
         self._known: dict[int, weakref.ref[Any]] = {}
         self._saved: set[int] = set()
 
@@ -65,18 +69,27 @@ class _Counter:
         """Count what an op made."""
         del op
         read, made = tensors_in(given), tensors_in(result)
-        older = self._known.keys() | {id(tensor.untyped_storage()) for tensor in read}
+        storages = {id(tensor.untyped_storage()): tensor.untyped_storage().nbytes() for tensor in read}
+        older = self._known.keys() | storages.keys()
+        own = sum(round_up(size) for key, size in storages.items() if key in self._known)
         new = {
             id(s): s for tensor in made if id(s := tensor.untyped_storage()) not in self._known.keys() | older
         }
         for key, storage in new.items():
             size = round_up(storage.nbytes())
             self.live += size
+            own += size
             self._known[key] = weakref.ref(storage, partial(self._gone, key, size))
         inside = sum(tensor.numel() * tensor.itemsize for tensor in (*read, *made)) if new else 0
         self.peak = max(self.peak, self.live)
         self.most = max(self.most, self.live + inside)
         self.largest = max(self.largest, inside)
+        self.own = max(self.own, own)
+
+    @property
+    def evicting(self) -> Bytes:
+        """What eviction needs: the tensors of one op, a gradient that waits meanwhile, and gaps."""
+        return self.own + self.own // 2
 
     def save(self, tensor: torch.Tensor) -> None:
         """Count a tensor to the end, though it is not kept."""
@@ -131,7 +144,7 @@ def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearse
     gradients = sum(round_up(one.nbytes) for one in model.parameters() if one.requires_grad)
     backward = counter.live + gradients + _BACKWARD * counter.largest
     most = max(counter.most, loss, backward if trained else 0)
-    return Rehearsed(max(counter.peak, backward if trained else 0), most + most // _SPARE)
+    return Rehearsed(max(counter.peak, backward if trained else 0), most + most // _SPARE, counter.evicting)
 
 
 def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> Rehearsed:
@@ -150,4 +163,4 @@ def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Ten
             tangents = [torch.empty_like(output) for output in trained]
             torch.autograd.backward(trained, tangents, inputs=leaves)
     most = max(counter.most, loss)
-    return Rehearsed(counter.peak, most + most // _SPARE)
+    return Rehearsed(counter.peak, most + most // _SPARE, counter.evicting)
