@@ -51,11 +51,11 @@ def test_another_processor_has_prices_of_its_own(
 ) -> None:
     on(EPYC)
     here = PriceStore(environment([torch.ones(1)]), tmp_path)
-    here.put("aten.op", Measured(7))
+    here.put("op", Measured(7))
     here.save()
-    assert PriceStore(environment([torch.ones(1)]), tmp_path).get("aten.op") == Measured(7)
+    assert PriceStore(environment([torch.ones(1)]), tmp_path).get("op") == Measured(7)
     on(EPYC.replace(*change))
-    assert PriceStore(environment([torch.ones(1)]), tmp_path).get("aten.op") is None
+    assert PriceStore(environment([torch.ones(1)]), tmp_path).get("op") is None
 
 
 @pytest.mark.parametrize("change", [("2596.142", "3100.5"), ("processor\t: 0", "processor\t: 2")])

@@ -25,24 +25,14 @@ def test_a_version_with_other_fields_reads_and_writes_another_file(
 
 def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = PriceStore((), tmp_path)
-    writer.put("aten.first", Measured(1))
+    writer.put("first", Measured(1))
     writer.save()
     decode, decoded = store.msgspec.json.decode, list[int]()
     monkeypatch.setattr(store.msgspec.json, "decode", lambda *a, **k: (decoded.append(1), decode(*a, **k))[1])
     changed = PriceStore((), tmp_path)
-    changed.put("aten.unsaved", Measured(2))
-    assert set(PriceStore((), tmp_path).prices) == {"aten.first"}
+    changed.put("unsaved", Measured(2))
+    assert set(PriceStore((), tmp_path).prices) == {"first"}
     assert len(decoded) == 1
     changed.save()
-    assert set(PriceStore((), tmp_path).prices) == {"aten.first", "aten.unsaved"}
+    assert set(PriceStore((), tmp_path).prices) == {"first", "unsaved"}
     assert len(decoded) == 2
-
-
-def test_prices_of_ops_of_others_are_not_kept(tmp_path: Path) -> None:
-    """Their library may be another in the next process."""
-    writer = PriceStore((), tmp_path)
-    for name in ("aten.add.Tensor(1)", "mine.scan.default(1)", "tightrope_forms.conv.default(1)"):
-        writer.put(name, Measured(1))
-    assert len(writer.prices) == 3
-    writer.save()
-    assert set(PriceStore((), tmp_path).prices) == {"aten.add.Tensor(1)"}

@@ -1,7 +1,4 @@
-"""Prices on disk: measured once per op, shapes, dtypes, processor, threads and versions.
-
-Only those of torch's own ops are written: the version of another library, or of the user's, is not known.
-"""
+"""Prices on disk: measured once per op, shapes, dtypes, processor, threads and versions."""
 
 import hashlib
 import os
@@ -15,10 +12,8 @@ from tightrope.core.cache import Folder, own_folder
 from tightrope.price.measure import Layout, Measured
 
 _LIMIT = 64 * 2**20
-_LAYOUT = 4
+_LAYOUT = 3
 """Version of what the fields of a price mean; their names tell files apart too."""
-_OF_TORCH = ("aten.", "mkldnn.", "onednn.", "prim.", "prims.", "quantized.")
-"""How names of ops begin whose kernels the versions in the environment tell."""
 _Version = tuple[int, int, int]
 _KNOWN: dict[Path, tuple[_Version, dict[str, Measured]]] = {}
 """What was read last from a file, until the file changes: a large one takes 0.1 s, for each graph."""
@@ -57,8 +52,7 @@ class PriceStore:
         if not self.changed or self._folder is None:
             return
         with suppress(OSError):
-            kept = {key: price for key, price in self.prices.items() if key.startswith(_OF_TORCH)}
-            self._folder.write(self.name, msgspec.json.encode(kept))
+            self._folder.write(self.name, msgspec.json.encode(self.prices))
             self.changed = False
 
 
