@@ -413,9 +413,8 @@ def test_files_of_the_same_name_are_modules_of_their_own(tmp_path: Path) -> None
     for folder in ("one", "two"):
         file = tmp_path / folder / "net.py"
         file.parent.mkdir()
-        file.write_text(f"import torch\n{folder} = torch.nn.Linear\n\ndef build():\n    return Net(), ()\n")
-        with file.open("a") as more:
-            more.write("\nclass Net(torch.nn.Module):\n    pass\n")
+        net = "class Net(torch.nn.Module):\n    pass\n\ndef build():\n    return Net(), ()\n"
+        file.write_text(f"import torch\n{folder} = torch.nn.Linear\n\n{net}")
         made.append((folder, build(f"{file}:build").model))
     for folder, model in made:
         assert hasattr(sys.modules[type(model).__module__], folder)

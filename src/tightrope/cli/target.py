@@ -82,8 +82,8 @@ def _may_have(file: str, name: str) -> bool:
 def _imported(file: str) -> ModuleType:
     path = Path(file)
     name = f"tightrope_target_{path.stem}"
-    if name in sys.modules:  # a name of its own: compiled code finds modules by their names
-        name += f"_{sum(one.startswith('tightrope_target_') for one in sys.modules)}"
+    while name in sys.modules:  # compiled code finds modules by their names
+        name += "_"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TightropeError(f"{file!r} cannot be imported as Python.")

@@ -46,6 +46,10 @@ _FIRST: Final = 4
 """Of a first large request of the caller's code: what comes behind it."""
 
 
+def _known(budget: Bytes) -> Bytes:
+    return 0 if budget == UNKNOWN else budget
+
+
 @dataclass
 class Observation:
     """What was observed while a part of a step ran; all zero where nobody looked.
@@ -157,7 +161,7 @@ class Accounts:
 
     def budget_of(self, owner: object) -> Bytes:
         """Look up what ``owner`` holds the process to; 0 = nothing yet."""
-        return self._budgets.get(owner, 0) % UNKNOWN
+        return _known(self._budgets.get(owner, 0))
 
     def hold_back(self, owner: object, hidden: Bytes) -> None:
         """Keep the most bytes that a kernel takes behind the allocator free while ``owner`` lives.
@@ -204,7 +208,7 @@ class Accounts:
     @property
     def budget(self) -> Bytes:
         """What the process is held to: the largest budget alive; 0 = there is none, or it is not known."""
-        return max(self._budgets.values(), default=0) % UNKNOWN
+        return _known(max(self._budgets.values(), default=0))
 
     @contextmanager
     def limited(self, limit: Bytes) -> Iterator[None]:

@@ -5,7 +5,7 @@ Idea        Calls run plainly and without a limit until an optimizer has made it
             goes on until a step needs no more than those before: layers may be dropped in some.
 Guarantee   A step like those seen fits into that many bytes without recomputation.
 Gaps        Without an optimizer of torch, the first `_MOST` calls are taken for all steps. The budget does
-            not hold for these steps, as it is not known before.
+            not hold for these steps, as it is not known before, and no budget of another model does.
 """
 
 import weakref

@@ -37,7 +37,7 @@ class Rehearsed(NamedTuple):
     Attributes:
         seen: of storages that are alive at once.
         enough: with what stands for kernels, a guess at a loss, and gaps between addresses.
-        evicting: what no eviction can do without, a guess.
+        evicting: a guess at what eviction needs at once.
     """
 
     seen: Bytes
@@ -72,9 +72,7 @@ class _Counter:
         storages = {id(tensor.untyped_storage()): tensor.untyped_storage().nbytes() for tensor in read}
         older = self._known.keys() | storages.keys()
         own = sum(round_up(size) for key, size in storages.items() if key in self._known)
-        new = {
-            id(s): s for tensor in made if id(s := tensor.untyped_storage()) not in self._known.keys() | older
-        }
+        new = {id(s): s for tensor in made if id(s := tensor.untyped_storage()) not in older}
         for key, storage in new.items():
             size = round_up(storage.nbytes())
             self.live += size
