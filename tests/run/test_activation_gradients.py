@@ -184,7 +184,7 @@ def test_a_call_whose_outputs_are_dropped_is_let_go_at_once(verify: str) -> None
     torch.manual_seed(0)
     net = tightrope.compile(Net(), budget="64MiB", progress=False, verify=verify)
     net(torch.randn(8, 16))[0].backward()
-    pending = compiled_of(net).calls._pending
+    pending = compiled_of(net).calls.waiting
     gc.disable()
     try:
         outputs = net(torch.randn(8, 16))

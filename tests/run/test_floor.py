@@ -219,7 +219,7 @@ def test_a_loss_that_lacks_room_makes_its_forward_drop_what_can_be_computed_agai
     budget = accounts().charged() + headroom.peak + (160 << 10)
     model = tightrope.compile(bare, budget=budget, progress=False)
     out = model(x)
-    (pending,) = compiled_of(model).calls._pending
+    (pending,) = compiled_of(model).calls.waiting
     loss = loss_fn(out, y)
     loss.backward()
     assert pending.dropped

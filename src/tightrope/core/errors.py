@@ -20,6 +20,7 @@ class InfeasibleError(TightropeError):
         smallest_found: total bytes of the smallest feasible plan found, or None.
         lower_bound: total bytes below which no plan exists (proved).
         op: name, module path and source line of the op that sets the bound.
+        by_eviction: a guess at the bytes in which level E runs the step; 0 = unknown.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class InfeasibleError(TightropeError):
     ) -> None:
         super().__init__(message)
         self.asked, self.smallest_found, self.lower_bound, self.op = asked, smallest_found, lower_bound, op
+        self.by_eviction = 0
 
 
 class ShapeError(TightropeError):

@@ -163,6 +163,7 @@ class Ledger:
         bound: Bytes = 0,
         op: str = "",
         roomy: Bytes = 0,
+        evicted: Bytes = 0,
         instead: str = "a smaller batch",
         notes: Sequence[str] = (),
     ) -> InfeasibleError:
@@ -174,17 +175,21 @@ class Ledger:
             op: what sets the bound.
             roomy: about what the step takes without a plan: named first, where code outside of plans may
                 need more than was seen; 0 = it is not named.
+            evicted: a budget at which level E runs the step; 0 = none is known.
             instead: what else the user may try.
             notes: sentences for the last line.
         """
         found = None if plan is None else self.needed(plan.bytes)
         best, tries, named = "no feasible budget was found", instead, () if plan is None else (plan,)
         if found is not None:
-            share = f"{self.percent(found)}% = " if self.whole else ""
-            best = f"smallest feasible found {share}{format_bytes(found)}"
+            best = f"smallest feasible found {self._sized(found)}"
             tries = f"{self.written(found)}, {instead}"
             if roomy > found:
                 tries = f"{self.written(roomy)}, which is about the step without a plan; or {tries}"
+            if 0 < evicted < found:
+                best = f"smallest feasible found {self._sized(evicted)} at level E"
+                best += f", with a plan {self._sized(found)}"
+                tries = f"{self.written(evicted)} for level E, {self.written(found)} for a plan, {instead}"
             if found == self.least:
                 rest = found - sum(row.bytes for row in (*self.rows, *named))
                 named = (*named, Row("the rest, by the shapes", rest, "forecast", _MAY))
@@ -196,8 +201,16 @@ class Ledger:
             *([" ".join(notes)] if notes else []),
         ]
         return InfeasibleError(
-            "\n".join(lines), asked=self.budget, smallest_found=found, lower_bound=bound, op=op
+            "\n".join(lines),
+            asked=self.budget,
+            smallest_found=found,
+            lower_bound=bound,
+            op=op,
         )
+
+    def _sized(self, budget: Bytes) -> str:
+        share = f"{self.percent(budget)}% = " if self.whole else ""
+        return share + format_bytes(budget)
 
     def table(self, more: Iterable[Row] = (), *, most: int = 5) -> list[str]:
         """List rows with their bytes, the largest first, as lines for people.

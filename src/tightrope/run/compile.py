@@ -135,6 +135,7 @@ def compile(
         fallback: what a model that is not one graph runs under, with a warning: ``"evict"`` = level E;
             ``"pieces"`` = a sequence of planned graphs; ``"auto"`` = level L0 where the budget is known to be
             enough without recomputation, else E; ``"replay"`` = pieces, or L0 where nothing is captured.
+            ``"auto"`` and ``"evict"`` go on at level E where no plan fits.
 
     Returns:
         ``model``.

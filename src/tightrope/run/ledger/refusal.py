@@ -39,6 +39,8 @@ class Expected:
         unplanned: what the step takes without a plan, as far as it was seen; 0 = it is not to be named.
         earlier: bytes that other forwards leave for the same backward where nothing is computed again.
         ahead: says who makes them.
+        evicted: bytes that level E makes of the step: of the first, with hardly any eviction, so that it may
+            be named; of a later one, with as much as can be. 0 = it cannot run.
     """
 
     gradients: Bytes = 0
@@ -52,6 +54,7 @@ class Expected:
     unplanned: Bytes = 0
     earlier: Bytes = 0
     ahead: str = ""
+    evicted: Bytes = 0
 
 
 def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
@@ -158,22 +161,26 @@ class Refusal:
         persistent: bytes of the graph's own that the caller holds; they are in the ledger, too.
         num_waiting: forwards that hold memory for a backward that did not run.
         grown: bytes held now and not when the step was planned first.
+        later: whether a training step was completed.
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
         returns: whether control goes to the caller between forward and backward.
         unplanned: see `Expected`.
         earlier: see `Expected`.
         ahead: see `Expected`.
+        evicted: see `Expected`.
     """
 
     ledger: Ledger
     persistent: Bytes
     num_waiting: int = 0
     grown: Bytes = 0
+    later: bool = False
     in_pieces: bool = False
     returns: bool = True
     unplanned: Bytes = 0
     earlier: Bytes = 0
     ahead: str = ""
+    evicted: Bytes = 0
 
     def needed(self, plan: Bytes) -> Bytes:
         """Return the budget for a plan of so many bytes in all, in a loop of any order."""
@@ -197,14 +204,25 @@ class Refusal:
         if plan is not None and self.earlier:
             plan, how = plan + self.earlier, _AFTER_OTHERS
         row = None if plan is None else Row("the step", plan - self.persistent, "forecast", how)
-        return self.ledger.explain(
+        refused = self.ledger.explain(
             row,
             bound=error.lower_bound - self.persistent + self.ledger.held() - RESERVE,
             op=error.op,
             roomy=self.unplanned,
+            evicted=0 if self.later else self._by_eviction,
             instead="a smaller batch" if plan is None else "a smaller batch or a shorter sequence",
             notes=self._notes(plan),
         )
+        refused.by_eviction = self._by_eviction
+        return refused
+
+    @property
+    def _by_eviction(self) -> Bytes:
+        """The budget for level E, which runs all that is known of the unplanned step; 0 = it cannot run."""
+        if not self.evicted:
+            return 0
+        found = self.ledger.needed(self.evicted, keeps_gradients=False)
+        return min(found, self.ledger.whole) if self.ledger.whole else found
 
     def _notes(self, plan: Bytes | None) -> list[str]:
         """Say what the numbers do not hold for, and where to read on."""

@@ -32,7 +32,6 @@ from tightrope.run.ledger.accounts import Accounts, Observation
 from tightrope.run.ledger.caller import CallerBytes
 from tightrope.run.ledger.optimizer import Foresight
 from tightrope.run.ledger.refusal import Expected
-from tightrope.run.ledger.room import Room
 from tightrope.run.session.captured import Captured, Rewritten
 from tightrope.run.session.forms import Forms
 from tightrope.run.session.needs import Prospects
@@ -63,9 +62,12 @@ class Calls:
         when_fits: called in every forward once its plan is known to fit.
         prospects: the budget, and what will be needed of it.
         patterns: what follows what.
+        waiting: forwards whose backward has yet to come.
         steady: what the last forwards ran.
+        beside_eviction: whether a model that no plan serves was called between a forward and its backward.
     """
 
+    beside_eviction: bool = False
     when_fits: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
@@ -80,7 +82,7 @@ class Calls:
         self.num_steps = self.num_forwards = self.num_divergences = 0
         self.overlapped: set[int] = set()
         self.patterns = Patterns()
-        self._pending: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self.waiting: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._running: Running | None = None
         self._turns = Turns()
         self._whole = True
@@ -125,6 +127,11 @@ class Calls:
         self.prospects.raise_share([one], waiting=False)
         return len(self.captured) - 1
 
+    @staticmethod
+    def under_way() -> "list[Calls]":
+        """List those of all models that wait for a backward."""
+        return [calls for calls in _ALL if calls.waiting]
+
     def unit(self, pattern: Pattern) -> Unit:
         """Find or make the unit of a pattern."""
         return self.units.of(pattern, self.patterns.dropped(pattern))
@@ -134,7 +141,7 @@ class Calls:
         return self.units.last(self.forms.expected(number))
 
     def _expected(self, number: int) -> Pattern:
-        if self._pending:
+        if self.waiting:
             return single(number)
         found = self.patterns.expected(number)
         num_ops = sum(len(self.captured[turn.graph].graph.ops) for turn in found) // 2
@@ -144,7 +151,7 @@ class Calls:
         self, unit: Unit, turns: tuple[Turn, ...], *, but: Pending | None = None, trains: bool = True
     ) -> Running:
         self.prospects.begin(first=not self.num_forwards)
-        waiting = bool(self._pending)
+        waiting = bool(self.waiting)
         return unit.begin(
             turns,
             lambda held: self.prospects.room(unit, held, updates=trains and not waiting),
@@ -155,30 +162,12 @@ class Calls:
         )
 
     def _expected_need(self, number: int | None = None) -> Expected:
-        first = None if number is None or self._pending or self.num_steps else self.captured[number]
-        return self.prospects.expected(first, num_waiting=len(self._pending), stepped=self.num_steps > 0)
-
-    def _look_ahead(self, held: Bytes) -> None:
-        """Refuse a forward now if the backward of an earlier one will not fit, whatever that drops."""
-        waiting = [None if p.dropped else p.running.prepared.left for p in self._pending]
-        summed = self.prospects.future.left_after_one(waiting)
-        for pending in self._pending:
-            if pending.kept is None:  # its backward is under way
-                continue
-            one = self.captured[pending.turn.graph]
-            resumed = 0 if pending.dropped else pending.running.prepared.arena
-            left = Room(self.budget, held + summed, hidden=self.accounts.hidden).available
-            if pending.dropped or left < resumed + one.headroom.wanted:
-                gone, _ = pending.droppable(one.graph)
-                unit = self.units.rest(pending.turn.graph, frozenset(pending.live()) - gone)
-                every = ((p, calls.captured[p.turn.graph].graph) for calls in _ALL for p in calls._pending)
-                held_then = held + summed - sum(p.droppable(graph)[1] for p, graph in every)
-                room = replace(self.prospects.room(unit, held_then), headroom=one.headroom)
-                unit.check_least(room, replace(self._expected_need(), summed=0))
+        begins = None if number is None or self.waiting else self.captured[number]
+        return self.prospects.expected(begins, num_waiting=len(self.waiting), stepped=self.num_steps > 0)
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be made again; tell if one did."""
-        others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
+        others = sorted((p for p in self.waiting if p is not but), key=lambda pending: pending.call)
         if sum(pending.drop(self.captured[pending.turn.graph].graph) for pending in others):
             return True
         beside = [calls for calls in _ALL if calls is not self] if everywhere else []
@@ -190,13 +179,13 @@ class Calls:
         """Run a forward; the last result is the token that carries what is kept."""
         with self.accounts.turn:
             first, before = number, 0
-            if self._pending:
-                before = sum(pending.first == number for pending in self._pending)
-                self.overlapped |= {one.turn.graph for one in self._pending if one.first == number}
+            if self.waiting:
+                before = sum(pending.first == number for pending in self.waiting)
+                self.overlapped |= {one.turn.graph for one in self.waiting if one.first == number}
             number = self.forms.expected(first, before)
             one = self.captured[number]
             self._enter(one.unknown(args) if self.steady.left else args)
-            if one.stale and not self._pending:
+            if one.stale and not self.waiting:
                 self._measure_again(one, args)
             running, turn = self._next_forward(number)
             given = [*args, *one.program.constants]
@@ -208,15 +197,15 @@ class Calls:
             pending.calls, pending.done = self, self.end
             pending.first, pending.before = first, before
             running.open.add(pending)
-            self._pending.add(pending)
+            self.waiting.add(pending)
             self.accounts.watch_caller(_relieve, _grown)
             return [*outputs, pending.token()]
 
     def _enter(self, args: Sequence[Any]) -> None:
         self.accounts.open_step(None)
         self.accounts.note_tensors(args)
-        if self._pending:
-            lacked = [p for p in self._pending if not p.num_backwards and self._lacked(p)]
+        if self.waiting:
+            lacked = [p for p in self.waiting if not p.num_backwards and self._lacked(p)]
             if lacked:  # autograd holds what a failed backward left until the next one
                 del lacked
                 _torch.run_tiny_backward()
@@ -244,7 +233,7 @@ class Calls:
     def _next_forward(self, number: int) -> tuple[Running, Turn]:
         """The execution that a forward belongs to, and its turn there: the expected one, or a new one."""
         running = self._running
-        if running is not None and self._pending:
+        if running is not None and self.waiting:
             turn = self._turns.next(number)
             if running.expects(turn):
                 try:
@@ -254,17 +243,17 @@ class Calls:
                     running.leave()
         self._running = None
         charged, heap = self.accounts.counted()
-        if not self._pending:
+        if not self.waiting:
             self._turns, self._whole, self._gaps = Turns(), True, CallerBytes(self.accounts, heap)
-            waiting = len(_ALL) > 1 and any(calls._pending for calls in _ALL)
+            waiting = len(_ALL) > 1 and any(calls.waiting for calls in _ALL)
             running = None if waiting else self.steady.again(number, self.patterns.last, charged)
             if running is not None:
                 self._running, self.recent = running, [running]
                 return running, running.turns[0]
-        if self._pending:
-            graphs = [number, *(pending.turn.graph for pending in self._pending)]
+        if self.waiting:
+            graphs = [number, *(pending.turn.graph for pending in self.waiting)]
             self.prospects.raise_share([self.captured[graph] for graph in graphs], waiting=True)
-        for pending in self._pending:
+        for pending in self.waiting:
             pending.running.trim()
         pattern, running = self._expected(number), None
         if pattern != single(number):
@@ -275,12 +264,18 @@ class Calls:
                 pattern = single(number)
         running = running or self._begin(self.unit(pattern), pattern)
         try:
+            if pattern == single(number) and not self.waiting:
+                unit, several = self.unit(pattern), len(self.patterns.last) > len(pattern)
+                if several or not self.num_steps:
+                    self.prospects.look_further(unit, self.captured[number], running.held, several=several)
             for calls in _ALL:
-                calls._look_ahead(running.held)
+                if calls.waiting:
+                    need = partial(calls._expected_need)
+                    calls.prospects.look_ahead(calls.units, calls.waiting, running.held, _freed, need)
         except BaseException:
             running.close()
             raise
-        if not self._pending:
+        if not self.waiting:
             self._running, self.recent = running, []
             self.steady.note(running, self.unit(pattern), self.patterns.last, charged)
         self.recent.append(running)
@@ -302,7 +297,7 @@ class Calls:
                 outputs, _ = self._run(running, partial(running.run, [], given))
             finally:
                 running.close()
-            self.recent = [running] if not self._pending else self.recent
+            self.recent = [running] if not self.waiting else self.recent
             self.num_forwards += 1
             return outputs
 
@@ -455,9 +450,9 @@ class Calls:
                 self._lacked(pending)
             self.accounts.leave_caller()
             running = pending.running
-            self._pending.discard(pending)
+            self.waiting.discard(pending)
             running.open.discard(pending)
-            if not self._pending:
+            if not self.waiting:
                 self._complete()
             if not running.open and running is not self._running:
                 running.close()
@@ -491,6 +486,11 @@ def _grown() -> Bytes | None:
     """The most that code of the caller took so far between the parts of the steps under way, if any is."""
     found = [max(calls._gaps.grown(), calls._gaps.growth) for calls in _ALL if calls._gaps is not None]
     return sum(found) if found else None
+
+
+def _freed() -> Bytes:
+    """What forwards of all models that wait for a backward could drop."""
+    return sum(p.droppable(calls.captured[p.turn.graph].graph)[1] for calls in _ALL for p in calls.waiting)
 
 
 def _relieve() -> bool:

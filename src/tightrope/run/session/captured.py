@@ -11,9 +11,10 @@ import torch
 from tightrope.capture import measured
 from tightrope.capture.dynamo import environment
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, Graph, Kind, StorageId
+from tightrope.core import Bytes, Graph, Kind, Storage, StorageId
 from tightrope.core.values import EMPTY
 from tightrope.lower import without_writes
+from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Allocator
 from tightrope.plan import solve
 from tightrope.price.store import FreshPrices, PriceStore
@@ -168,22 +169,45 @@ class Captured:
         with status.task("measuring ops again", len(graph.ops)) as tick:
             priced = measured(self.raw, args, allocator, store=store, tick=tick)
         self.program = self.finish(priced)
-        self.__dict__.pop("unplanned", None)
+        for known in ("unplanned", "as_given", "evicted", "waiting", "staying"):
+            self.__dict__.pop(known, None)
         return True
 
     @cached_property
     def unplanned(self) -> Bytes:
         """Bytes that a call takes without a plan, with a guess for a loss outside the model."""
+        return self.as_given + self.headroom.wanted - self.headroom.tangents
+
+    @cached_property
+    def as_given(self) -> Bytes:
+        """Bytes that a call makes without a plan, its gradients included."""
         forecast = solve(self.graph, budget=2**60, planner="given").forecast
-        return forecast.arena + forecast.outside + self.headroom.wanted - self.headroom.tangents
+        return forecast.arena + forecast.outside
+
+    @cached_property
+    def evicted(self) -> Bytes:
+        """Bytes that eviction needs at once: what one op reads and makes, and half of that besides."""
+        sizes = {one.id: one.size for one in self.graph.storages if not one.external}
+        own = (sum(sizes.get(one, 0) for one in {*op.reads, *op.creates}) for op in self.graph.ops)
+        return max(own, default=0) * 3 // 2
 
     @cached_property
     def waiting(self) -> Bytes:
         """Bytes that a forward leaves for its backward where nothing is computed again, outputs included."""
+        return sum(one.size for one in self._left)
+
+    @cached_property
+    def staying(self) -> Bytes:
+        """Bytes of those that cannot be computed again."""
+        gone = can_go(self.graph, {one.id for one in self._left})
+        return sum(one.size for one in self._left if one.id not in gone)
+
+    @property
+    def _left(self) -> list[Storage]:
         graph, end = self.graph, self.graph.parts[0].end
         made = {storage for op in graph.ops[:end] for storage in op.creates}
         read = {storage for op in graph.ops[end:] for storage in op.reads}
-        return sum(one.size for one in graph.storages if one.id in made and (one.outside or one.id in read))
+        return [one for one in graph.storages if one.id in made and (one.outside or one.id in read)]
 
     @property
     def headroom(self) -> Headroom:

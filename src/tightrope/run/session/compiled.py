@@ -269,6 +269,7 @@ class CompiledModel:
             self.drop(model, reason)
             return
         gc.collect()  # frames of a failed capture hold what the call made
+        self.calls.prospects.close()
         self.accounts.hold(self, UNKNOWN, name=self.name)  # else budgets of other models limit these steps
         self.measured, self.broken = MeasuredSteps(self.accounts), reason
         self.status.say(f"{share} of what the first training steps take, which run unlimited. {reason}")
@@ -283,6 +284,19 @@ class CompiledModel:
         prospects = self.calls.prospects
         prospects.budget, prospects.whole = share(whole), whole
         self.drop(model, self.broken)
+
+    def evict_from_now(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
+        """Run at level E from now on, because of ``reason``; a percentage is measured if no step ran."""
+        share, prospects = self.settings.budget, self.calls.prospects
+        if not (isinstance(share, int) or self.calls.num_steps):
+            self.leave_graphs(model, reason)
+            return
+        if not isinstance(share, int):
+            self._share, self.settings = share, replace(self.settings, budget=prospects.budget)
+        gc.collect()  # frames of a call that was refused hold what it made
+        self._end_planning(prospects.budget)
+        self.why = reason
+        self._evict(model)
 
     def rise(self) -> None:
         """Raise a budget in percent where a step at level E held more than those before."""
@@ -306,7 +320,7 @@ class CompiledModel:
 
     def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
         """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
-        budget, prospects = self.settings.budget, self.calls.prospects
+        budget = self.settings.budget
         if not isinstance(budget, int):
             raise no_percentage(reason, self.accounts.enough, self.accounts.charged())
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
@@ -315,15 +329,10 @@ class CompiledModel:
         if budget < held < enough:
             named = self.accounts.to_try(held)[1]
             raise Ledger(budget, (Row(HELD, held),), named).explain(Row("the step", 0), bound=held)
-        self.calls.close()
-        prospects.close()
-        self.hidden.close()
-        self.hidden = HiddenBytes(self.accounts)
-        self.run_plain()
-        self.accounts.hold(self, budget, name=self.name)
+        self._end_planning(budget)
         wanted = wants_eviction(self.accounts, budget, self.settings.fallback)
         against = against_eviction(model, self.accounts) if wanted else ""
-        self.why, self.in_pieces = f"{reason} {against}".strip(), False
+        self.why = f"{reason} {against}".strip()
         if wanted and not against:
             self._evict(model)
             return
@@ -334,6 +343,15 @@ class CompiledModel:
             f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {self.why}",
             stacklevel=5,
         )
+
+    def _end_planning(self, budget: int) -> None:
+        self.calls.close()
+        self.calls.prospects.close()
+        self.hidden.close()
+        self.hidden = HiddenBytes(self.accounts)
+        self.run_plain()
+        self.in_pieces = False
+        self.accounts.hold(self, budget, name=self.name)
 
     def _evict(self, model: "weakref.ref[torch.nn.Module]") -> None:
         """Run at level E from now on, and say why."""
@@ -352,23 +370,30 @@ class CompiledModel:
             self._differed, self._num_differ = replayed.divergence, self._num_differ + 1
         return self._num_differ >= _DIFFERENT and self._num_differ * (1 + _DIFFERENT) > replayed.steps
 
-    def _leave_replay(self) -> None:
-        """Give up planned addresses where steps differ: what is not as recorded lies on the heap besides."""
+    def _leave_replay(self, why: str) -> None:
+        """Give up planned addresses: what is not as recorded lies on the heap besides."""
         replayed, model, self.replay, self._if_steps_differ = self.replay, self._if_steps_differ, None, None
         assert replayed is not None
         assert model is not None
         replayed.close()
-        self.why = f"{self.why} Steps differ in what they allocate, so level 0 was left."
+        self.why = f"{self.why} {why}"
         self._evict(model)
 
     def unplanned(self, plain: _Call, args: Any, kwargs: Any) -> Any:
         """Make a call at level E, or begin a step of the L0 recorder with it."""
+        if others := Calls.under_way():
+            for calls in others if torch.is_grad_enabled() else ():
+                calls.beside_eviction = True
+            if self._if_steps_differ is not None:
+                self._leave_replay("A planned model is called in the same step, so level 0 was left.")
         if self.evicted is not None:
             return self.evicted.run(plain, args, kwargs)
+        if others:  # a plan and a recording cannot be followed at once
+            return plain(*args, **kwargs)
         assert self.replay is not None
         self.accounts.open_step(None)
         if self._if_steps_differ is not None and self._steps_differ(self.replay):
-            self._leave_replay()
+            self._leave_replay("Steps differ in what they allocate, so level 0 was left.")
             return self.unplanned(plain, args, kwargs)
         self.replay.__enter__()
         self._inside_step = True

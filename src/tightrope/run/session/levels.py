@@ -21,12 +21,13 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture._compiled import telling
 from tightrope.capture.failures import fails_anyway, read_once, reason_of, untraceable
-from tightrope.core import CaptureError, InfeasibleError
+from tightrope.core import CaptureError, InfeasibleError, format_bytes
 from tightrope.run.base.never_called import note_call
 from tightrope.run.base.sharded import InsideHooks
 from tightrope.run.base.state import state_of
 from tightrope.run.base.weak import alive
-from tightrope.run.evict.level_e import against_eviction
+from tightrope.run.evict.level_e import against_eviction, block_is_open
+from tightrope.run.ledger.room import CAPTURE_SLACK
 from tightrope.run.session.compiled import CompiledModel
 from tightrope.run.session.entries import Entries
 from tightrope.run.session.uncompiled import limited_alone, mode_left, try_plain
@@ -86,6 +87,8 @@ class Levels:
         self._model, self._compiled, self._ways = model, compiled, ways
         self._hooks: InsideHooks | None = None
         self._trial = partial(try_plain, model, compiled, ways.plain)
+        this = weakref.ref(self)
+        compiled.calls.prospects.evicts = lambda: (levels := this()) is not None and levels._may_evict()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run instead of the model's own call."""
@@ -101,15 +104,44 @@ class Levels:
             return self._without_graphs(reason, args, kwargs)
         if compiled.level == "L0" or compiled.evicted is not None:
             return compiled.unplanned(plain, args, kwargs)
-        if (mode := mode_left()) is not None:
+        mode = mode_left()
+        if (compiled.calls.beside_eviction or (mode and block_is_open())) and self._may_change():
+            compiled.evict_from_now(self._model, "A model of the same training step runs at level E.")
+            return self.call(*args, **kwargs)
+        if mode is not None:
             return limited_alone(mode, compiled, plain, args, kwargs)
         if compiled.in_pieces or not compiled.calls.steady.left:  # else a trace marks, should one come
             compiled.accounts.mark()
         try:
             return compiled.compared(self._planned, args, kwargs)
-        except (InfeasibleError, torch.OutOfMemoryError):
+        except InfeasibleError as error:
+            if not self._serves_instead(error):
+                compiled.refused()
+                raise
+            reason = f"No plan fits {format_bytes(error.asked)}."
+            if error.smallest_found:
+                reason = f"{reason} The smallest that was found needs {format_bytes(error.smallest_found)}."
+        except torch.OutOfMemoryError:
             compiled.refused()
             raise
+        compiled.evict_from_now(self._model, reason)
+        return self.call(*args, **kwargs)
+
+    def _serves_instead(self, error: InfeasibleError) -> bool:
+        """Tell whether level E is likely to run a training step that no plan fits for."""
+        if not self._may_change():
+            return False
+        return 0 < error.by_eviction <= error.asked + CAPTURE_SLACK
+
+    def _may_change(self) -> bool:
+        """Tell whether the model may go to level E with the training step that begins now."""
+        calls = self._compiled.calls
+        return torch.is_grad_enabled() and not calls.waiting and calls.budget > 0 and self._may_evict()
+
+    def _may_evict(self) -> bool:
+        """Tell whether level E may run what no plan fits for."""
+        settings = self._compiled.settings
+        return settings.fallback in ("auto", "evict") and not (self._compiled.in_pieces or self._needs_graphs)
 
     def _without_graphs(self, reason: str, args: Any, kwargs: Any) -> Any:
         self._compiled.leave_graphs(self._model, reason)

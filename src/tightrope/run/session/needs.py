@@ -5,9 +5,9 @@ is met for the first time in its own ``step()`` is looked at right before its fi
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tightrope.core import Bytes, Graph, InfeasibleError
 from tightrope.plan import solve
 from tightrope.run.base.caller_text import forwards_ahead
+from tightrope.run.evict.level_e import block_is_open
+from tightrope.run.execute.running import Pending
 from tightrope.run.ledger.accounts import Accounts
 from tightrope.run.ledger.arenas import trim_idle
 from tightrope.run.ledger.optimizer import Foresight
@@ -24,8 +26,11 @@ from tightrope.run.ledger.room import CAPTURE_SLACK, RESERVE, Room
 from tightrope.run.session.captured import Captured
 from tightrope.run.session.rehearsal import rehearsed
 from tightrope.run.session.unit import Settings, Unit
+from tightrope.run.session.units import Units
 
 _ALL: "weakref.WeakSet[Prospects]" = weakref.WeakSet()
+_EVICTED = 16
+"""One part in so many of a step is left to eviction in a budget that is named for it."""
 
 
 class Prospects:
@@ -40,9 +45,11 @@ class Prospects:
         left_behind: bytes that the first capture took and that are counted as held.
         unplanned: what the step takes without a plan, as far as it was seen.
         observed: most bytes charged between a backward and the end of the update behind it.
+        evicts: tells whether level E may run what no plan fits for.
     """
 
     raised: Callable[[], None] = staticmethod(lambda: None)
+    evicts: Callable[[], bool] = staticmethod(lambda: False)
     in_pieces: bool = False
 
     def __init__(self, settings: Settings, accounts: Accounts, future: Foresight) -> None:
@@ -140,7 +147,7 @@ class Prospects:
 
     def expected(
         self,
-        first: Captured | None = None,
+        begins: Captured | None = None,
         *,
         num_waiting: int = 0,
         stepped: bool = False,
@@ -149,7 +156,8 @@ class Prospects:
         """What a refusal should know.
 
         Args:
-            first: the first forward of all: more may come before its backward, as the caller's text reads.
+            begins: the forward that begins a step. Of the first step of all, the caller's text tells how many
+                come before a backward.
             num_waiting: forwards that wait for their backward.
             stepped: whether a training step was completed: what the loop keeps is there then.
             least: a budget that is needed anyway.
@@ -169,12 +177,72 @@ class Prospects:
             more,
             self.unplanned if num_waiting else 0,
         )
-        trains = first is not None and len(first.graph.parts) > 1
-        count, where = forwards_ahead() if trains else (1, "")
-        if first is None or count == 1:
+        if begins is None or len(begins.graph.parts) == 1:
+            return expected
+        if stepped:
+            least = self.future.gradients + begins.evicted
+            return replace(expected, evicted=least if self.evicts() else 0)
+        count, where = forwards_ahead()
+        earlier = (count - 1) * begins.waiting
+        if self.evicts():
+            expected = replace(expected, evicted=begins.as_given + self.future.largest + earlier)
+        if count == 1:
             return expected
         said = f"{where} calls the model at least {count} times before a backward."
-        return replace(expected, summed=self.future.largest, earlier=(count - 1) * first.waiting, ahead=said)
+        return replace(expected, summed=self.future.largest, earlier=earlier, ahead=said)
+
+    def look_ahead(
+        self,
+        units: Units,
+        waiting: Collection[Pending],
+        held: Bytes,
+        freed: Callable[[], Bytes],
+        expected: Callable[[], Expected],
+    ) -> None:
+        """Refuse a forward now if the backward of an earlier one will not fit, whatever that drops.
+
+        Args:
+            units: of the model.
+            waiting: its forwards whose backward has yet to come.
+            held: bytes that everything but the forward holds.
+            freed: tells what all waiting forwards could drop.
+            expected: tells what a refusal should know.
+
+        Raises:
+            InfeasibleError: with a budget that would do.
+        """
+        parked = [None if one.dropped else one.running.prepared.left for one in waiting]
+        summed = self.future.left_after_one(parked)
+        for pending in waiting:
+            if pending.kept is None:  # its backward is under way
+                continue
+            one = units.captured[pending.turn.graph]
+            resumed = 0 if pending.dropped else pending.running.prepared.arena
+            left = Room(self.budget, held + summed, hidden=self.accounts.hidden).available
+            if pending.dropped or left < resumed + one.headroom.wanted:
+                gone, _ = pending.droppable(one.graph)
+                unit = units.rest(pending.turn.graph, frozenset(pending.live()) - gone)
+                room = replace(self.room(unit, held + summed - freed()), headroom=one.headroom)
+                unit.check_least(room, replace(expected(), summed=0))
+
+    def look_further(self, unit: Unit, first: Captured, held: Bytes, *, several: bool) -> None:
+        """Refuse the first of several forwards where the gradients of all will not fit, and level E can run.
+
+        Args:
+            unit: of one forward and its backward, which has a plan.
+            first: the forward.
+            held: bytes that everything else holds.
+            several: whether others came before a backward the last time; else the caller's text tells.
+        """
+        if not self.evicts():
+            return
+        expected = self.expected(first, stepped=several)
+        if not (several or expected.earlier):
+            return
+        room = self.room(unit, held + self.future.summed + first.staying)
+        fits = partial(room.fits, beside=unit.headroom.needed)
+        if not (fits(unit.forecast) or fits(unit.least().forecast)):
+            raise unit.refused(self.room(unit, held), expected)
 
     def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Learn from a call on shapes alone which budget is enough where no step is planned."""
@@ -186,7 +254,8 @@ class Prospects:
             loop = with_loop(room.ledger(), state=expected.assumed, gradients=expected.gradients)
             self.accounts.note_enough(self, loop.needed(taken.enough))
             evicting = self.future.gradients + taken.evicting if expected.gradients else 0
-            likely = loop.needed(max(taken.seen, evicting), keeps_gradients=False)
+            kept = taken.seen - taken.seen // _EVICTED
+            likely = loop.needed(max(kept, evicting), keeps_gradients=False)
             self.accounts.note_likely(self, likely)
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
@@ -217,7 +286,7 @@ class Prospects:
         Raises:
             InfeasibleError: with a budget that would do.
         """
-        if self.future.complete or not self.future.holds(optimizer):
+        if self.future.complete or not self.future.holds(optimizer) or block_is_open():
             return
         self.future.begin(optimizer)
         if self._last is None:
@@ -233,7 +302,7 @@ class Prospects:
         if not now.fits_update:
             least = with_loop(replace(now, left_behind=0).ledger()).needed(0)
             raise unit.refused(room, self.expected(least=least))
-        if not foreseen and not room.fits(unit.forecast, room.headroom.needed):
+        if not (foreseen or self.evicts() or room.fits(unit.forecast, room.headroom.needed)):
             unit.check_least(room, self.expected())
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:

@@ -410,12 +410,14 @@ class Unit:
             ledger,
             self.graph.persistent,
             num_waiting=expected.num_waiting,
+            later=expected.held_first is not None,
             grown=0 if expected.held_first is None else max(room.held - expected.held_first, 0),
             in_pieces=expected.in_pieces,
             returns=len(self.graph.parts) > 1,
             unplanned=expected.unplanned,
             earlier=expected.earlier,
             ahead=expected.ahead,
+            evicted=expected.evicted,
         )
 
     def _solve(self, available: Bytes) -> Plan:
