@@ -93,6 +93,11 @@ def no_percentage(reason: str, enough: Bytes, held: Bytes) -> TightropeError:
     return TightropeError(f"{said} Give bytes, such as {guess}.")
 
 
+def is_for_eviction(error: InfeasibleError) -> bool:
+    """Tell whether level E is likely to run what no plan fits for, within the same budget."""
+    return 0 < error.by_eviction <= error.asked + CAPTURE_SLACK
+
+
 def itemised(ledger: Ledger, graph: Graph) -> Ledger:
     """Divide what the process holds by what a graph says of it, where that accounts for no more than all."""
     given = {

@@ -27,7 +27,7 @@ from tightrope.run.base.sharded import InsideHooks
 from tightrope.run.base.state import state_of
 from tightrope.run.base.weak import alive
 from tightrope.run.evict.level_e import against_eviction, block_is_open
-from tightrope.run.ledger.room import CAPTURE_SLACK
+from tightrope.run.ledger.refusal import is_for_eviction
 from tightrope.run.session.compiled import CompiledModel
 from tightrope.run.session.entries import Entries
 from tightrope.run.session.uncompiled import limited_alone, mode_left, try_plain
@@ -129,9 +129,7 @@ class Levels:
 
     def _serves_instead(self, error: InfeasibleError) -> bool:
         """Tell whether level E is likely to run a training step that no plan fits for."""
-        if not self._may_change():
-            return False
-        return 0 < error.by_eviction <= error.asked + CAPTURE_SLACK
+        return is_for_eviction(error) and self._may_change()
 
     def _may_change(self) -> bool:
         """Tell whether the model may go to level E with the training step that begins now."""

@@ -21,7 +21,7 @@ from tightrope.run.execute.running import Pending
 from tightrope.run.ledger.accounts import Accounts
 from tightrope.run.ledger.arenas import trim_idle
 from tightrope.run.ledger.optimizer import Foresight
-from tightrope.run.ledger.refusal import Expected, Refusal, itemised, with_loop
+from tightrope.run.ledger.refusal import Expected, Refusal, is_for_eviction, itemised, with_loop
 from tightrope.run.ledger.room import CAPTURE_SLACK, RESERVE, Room
 from tightrope.run.session.captured import Captured
 from tightrope.run.session.rehearsal import rehearsed
@@ -29,8 +29,9 @@ from tightrope.run.session.unit import Settings, Unit
 from tightrope.run.session.units import Units
 
 _ALL: "weakref.WeakSet[Prospects]" = weakref.WeakSet()
-_EVICTED = 16
-"""One part in so many of a step is left to eviction in a budget that is named for it."""
+_EVICTED, _MANY = 16, 3
+"""One part in so many of a step is left to eviction in a budget that is named for it, where that needs less than
+one part in so many."""
 
 
 class Prospects:
@@ -242,7 +243,9 @@ class Prospects:
         room = self.room(unit, held + self.future.summed + first.staying)
         fits = partial(room.fits, beside=unit.headroom.needed)
         if not (fits(unit.forecast) or fits(unit.least().forecast)):
-            raise unit.refused(self.room(unit, held), expected)
+            refused = unit.refused(self.room(unit, held), expected)
+            if is_for_eviction(refused):
+                raise refused
 
     def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Learn from a call on shapes alone which budget is enough where no step is planned."""
@@ -254,7 +257,7 @@ class Prospects:
             loop = with_loop(room.ledger(), state=expected.assumed, gradients=expected.gradients)
             self.accounts.note_enough(self, loop.needed(taken.enough))
             evicting = self.future.gradients + taken.evicting if expected.gradients else 0
-            kept = taken.seen - taken.seen // _EVICTED
+            kept = taken.seen - taken.seen // _EVICTED * (taken.seen > _MANY * taken.evicting)
             likely = loop.needed(max(kept, evicting), keeps_gradients=False)
             self.accounts.note_likely(self, likely)
 
@@ -302,7 +305,7 @@ class Prospects:
         if not now.fits_update:
             least = with_loop(replace(now, left_behind=0).ledger()).needed(0)
             raise unit.refused(room, self.expected(least=least))
-        if not (foreseen or self.evicts() or room.fits(unit.forecast, room.headroom.needed)):
+        if not (foreseen or room.fits(unit.forecast, room.headroom.needed)):
             unit.check_least(room, self.expected())
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
