@@ -321,6 +321,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             )
         figures = self.figures()
         witness = self.certificate.witness
+        if graph is not None and graph.name:
+            figures["graph"] += f", {graph.name[:300]!r}"
         if graph is not None and 0 <= witness < len(graph.ops):
             figures["proved"] += f"; set by {graph.ops[witness].describe()}"
         lines = [f"{name:<10}{text}" for name, text in figures.items()]
