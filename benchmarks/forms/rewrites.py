@@ -2,22 +2,23 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.forms.nets import NETS, Net
 from benchmarks.forms.prove import example_of, prove
 from benchmarks.forms.search import backtracked, restarted, steepest
 from benchmarks.forms.terms import random_term
-from tightrope.capture import capture
-from tightrope.plan.api import plan
-from tightrope_forms.rewrite import rewrite
-from tightrope_forms.rewrite.api import solve_part
+from tightrope.core import Graph, InfeasibleError
+from tightrope.plan import solve
+from tightrope.run.compile import compile as planned_model
+from tightrope.run.report import Report, report
+from tightrope_forms.compiled import solve_part
 from tightrope_forms.rewrite.extract import CostWeights, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
 from tightrope_forms.rewrite.rules import RULES
@@ -78,39 +79,57 @@ def _beside_search(name: str, costs: FormCosts) -> dict[str, Any]:
 
 
 def trainings(_: Path | None, console: Console, __: int) -> list[dict[str, Any]]:
-    """R3: rewrite six nets; for what the given order needed before, and for the smallest budget."""
+    """R3: train six nets through `tightrope.compile`, as they are and rewritten, with the same budgets."""
     rows = []
     for name, make in NETS.items():
-        for budget in ("100%", None):
-            torch.manual_seed(0)
-            model, args = make()
-            start = time.process_time()
-            found = rewrite(model, args, budget=budget)
-            spent = time.process_time() - start
-            peak = plan(capture(found.model, *args), budget=found.whole[0]).forecast.total
-            far = _far(model, found.model, args)
+        start = time.process_time()
+        plain, right = _trained(make, "100%", rewrite=False)
+        least = _smallest(plain.planned[0][0])
+        for budget in (plain.budget, least + plain.budget - plain.planned[0][1].forecast.total):
+            found, grads = _trained(make, budget, rewrite=True)
+            graph, plan = found.planned[0]
             row = {
-                "net": name, "budget": budget, "peak": peak / found.whole[0], "seconds": spent, "far": far,
-                "kept": found.kept / max(found.kept_before, 1) if found.rules else 1.0,
-                "whole": found.whole[1] / found.whole[0], "smallest": found.smallest[1] / found.smallest[0],
-                "rules": found.rules,
+                "net": name, "budget": budget, "form": found.form, "far": _far(right, grads),
+                "kept": _kept(graph) / _kept(plain.planned[0][0]),
+                "peak": plan.forecast.total / plain.planned[0][1].forecast.total,
+                "smallest": _smallest(graph) / least, "seconds": time.process_time() - start,
             }  # fmt: skip
             rows.append(row)
-            shares = " ".join(f"{key} {row[key]:.3f}" for key in ("kept", "whole", "peak", "smallest"))
-            console.print(f"{name:<10}{budget or 'smallest':<9}{shares}  off by {far:.0e}, {spent:.0f} s")
+            shares = " ".join(f"{key} {row[key]:.3f}" for key in ("kept", "peak", "smallest"))
+            console.print(f"{name:<10}{budget:>12,} B  {shares}  off by {row['far']:.0e}", markup=False)
+            console.print(f"{'':<10}{found.form}", markup=False, soft_wrap=True)
     return rows
 
 
-def _far(model: nn.Module, other: nn.Module, args: Sequence[Tensor]) -> float:
+def _trained(make: Callable[[], Net], budget: str | int, *, rewrite: bool) -> tuple[Report, list[Tensor]]:
+    """Run a training step; return its report, and the loss with the gradients."""
+    torch.manual_seed(0)
+    model, args = make()
+    planned_model(model, budget=budget, rewrite=rewrite, progress=False)
+    loss = model(*args)
+    loss.backward()
+    grads = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    return report(model), [loss.detach(), *grads]
+
+
+def _kept(graph: Graph) -> int:
+    """Add up what a forward leaves for its backward where nothing is computed again."""
+    end = graph.parts[0].end
+    made = {storage for op in graph.ops[:end] for storage in op.creates}
+    read = {storage for op in graph.ops[end:] for storage in op.reads}
+    return sum(one.size for one in graph.storages if one.id in made & read)
+
+
+def _smallest(graph: Graph) -> int:
+    """Find the smallest total of a plan."""
+    try:
+        return solve(graph, budget=1).forecast.total
+    except InfeasibleError as error:
+        return error.smallest_found or 0
+
+
+def _far(right: list[Tensor], found: list[Tensor]) -> float:
     """Compare losses and gradients; differences are relative to the largest number of all gradients."""
-    state = torch.get_rng_state()
-    found = []
-    for one in (model, other):
-        torch.set_rng_state(state)
-        loss = one(*args)
-        wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        found.append([loss.detach(), *torch.autograd.grad(loss, wanted)])
-    most = max(float(one.abs().max()) for one in found[0][1:])
-    loss = abs(float(found[0][0] - found[1][0])) / abs(float(found[0][0]))
-    pairs = zip(found[0][1:], found[1][1:], strict=True)
-    return max(loss, *(float((one - two).abs().max()) / most for one, two in pairs))
+    most = max(float(one.abs().max()) for one in right[1:])
+    loss = abs(float(right[0] - found[0])) / abs(float(right[0]))
+    return max(loss, *(float((a - b).abs().max()) / most for a, b in zip(right[1:], found[1:], strict=True)))

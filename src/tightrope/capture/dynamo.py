@@ -114,6 +114,8 @@ class _LosesResults(TightropeError):
 class CapturedCall:
     """What Dynamo captured of a call, to be traced: from all outputs, and later from some alone."""
 
+    form = ""  # how it differs from the call of the user, or why it does not, where that was asked for
+
     def __init__(
         self, module: torch.fx.GraphModule, name: str, told: Sequence[str] = (), *, shared: bool = False
     ) -> None:
@@ -374,6 +376,7 @@ class CapturedCall:
             start=Arrived(ends.read, ends.layouts),
             covers=ends.covers,
             terms=self.uses.split or (),
+            call=self,
             traced_from=self.traced_from,
             channels_last=self.channels_last,
         )

@@ -61,6 +61,7 @@ class Program:
         covers: whether all other outputs lie on the way to those.
         terms: (input, number) for gradients that are returned term by term: all but the first of each stand
             behind the gradients of all inputs.
+        call: the `tightrope.capture.dynamo.CapturedCall` that it was traced from; None = it has no backward.
         traced_from: traces the same call with a backward that starts from others.
         channels_last: traces the same call, given its inputs, with convolutions that work channels-last; its
             result is None where no input can be laid out so.
@@ -82,6 +83,7 @@ class Program:
     start: Arrived = Arrived(frozenset())
     covers: bool = False
     terms: tuple[tuple[int, int], ...] = ()
+    call: Any = None
     traced_from: "Callable[[Arrived], Program] | None" = None
     channels_last: "Callable[[Sequence[Any], Arrived], Program | None] | None" = None
     sizes: tuple[int, ...] = ()

@@ -102,7 +102,11 @@ def priced_program(target: str, built: Built, machine: Machine | None) -> Progra
     Raises:
         TightropeError: nothing can be measured, as tensors are on the meta device.
     """
-    program, real = captured(target, built)
+    return priced(target, *captured(target, built), machine)
+
+
+def priced(target: str, program: Program, real: Sequence[Any], machine: Machine | None) -> Program:
+    """Price the ops of what was captured; see `priced_program`."""
     if machine is not None:
         return replace(program, graph=with_writes(price_graph(program.graph, machine)))
     _check_measurable(target, real)

@@ -4,21 +4,13 @@ A graph file is data.
 """
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import typer
 
 from tightrope.cli.target import Built, build, called, checked, is_function
-from tightrope.core import Graph, Machine, TightropeError, parse_bytes
-from tightrope.core.plugins import absent, installed, loaded
+from tightrope.core import Graph, Machine, Plan, TightropeError, parse_bytes
 from tightrope.formats import Source, read_source
-
-REWRITES: Final = "tightrope.rewrites"
-"""Group of entry points: functions of a model, its arguments by place and by name, a budget as written, and
-seconds of search or None.
-
-Each returns an equal model, and a line that says what was done.
-"""
 
 
 def source_of(target: str, machine: Machine | None = None) -> Source:
@@ -59,14 +51,23 @@ def rewritten_source(
     """
     if not is_function(target):
         raise TightropeError(f"--rewrite rewrites models, and {target!r} is a graph: give FILE.py:FUNCTION.")
-    change, built = _rewriter(), build(target)
-    if budget.strip().endswith("%"):
-        from tightrope.plan import whole_bytes
+    from tightrope.cli.capturing import captured, priced, provenance_of_program
+    from tightrope.plan import solve, whole_bytes
+    from tightrope.run.session.equal_forms import finder
 
-        budget = str(parse_bytes(budget, whole=whole_bytes(_captured(target, built, machine).graph, machine)))
-    model, said = change(built.model, built.args, built.kwargs, budget, seconds)
+    choose = finder("--rewrite")
+    program, real = captured(target, build(target))
+    before = priced(target, program, real, machine)
+    asked = parse_bytes(budget, whole=whole_bytes(before.graph, machine))
+
+    def planned(one: Any, most: int) -> Plan:
+        graph = (before if one is program else priced(target, one, real, machine)).graph
+        return solve(graph, budget=min(asked, most or asked), machine=machine, seconds=seconds)
+
+    form, said, most = choose(program, real, planned)
     typer.echo(said, err=True)
-    return _captured(target, built._replace(model=model), machine), budget
+    graph, known = priced(target, form, real, machine).graph, provenance_of_program(program)
+    return Source(graph, tuple(range(len(graph.ops))), "tightrope", known), str(min(asked, most or asked))
 
 
 def _captured(target: str, built: Built, machine: Machine | None) -> Source:
@@ -75,17 +76,6 @@ def _captured(target: str, built: Built, machine: Machine | None) -> Source:
     program = priced_program(target, built, machine)
     known = provenance_of_program(program)
     return Source(program.graph, tuple(range(len(program.graph.ops))), "tightrope", known)
-
-
-def _rewriter() -> Any:
-    """Find what rewrites models.
-
-    Raises:
-        TightropeError: nothing that is installed does, or it does not load.
-    """
-    for name, entries in installed(REWRITES).items():
-        return loaded(f"rewriting by {name}", entries)
-    raise absent("--rewrite", "forms")
 
 
 def step_graph_of(target: str) -> Graph:

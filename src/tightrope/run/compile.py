@@ -30,6 +30,7 @@ from tightrope.run.execute.untested import Loss, cannot_capture, loss_of
 from tightrope.run.ledger.room import RESERVE
 from tightrope.run.session.compiled import CompiledModel
 from tightrope.run.session.entries import entries_of, only_plain
+from tightrope.run.session.equal_forms import finder
 from tightrope.run.session.levels import Levels
 from tightrope.run.session.unit import Settings
 from tightrope.run.verify.eager import EagerTwin, Sampling
@@ -47,6 +48,8 @@ def check_example(example: object) -> None:
 
 def plan_ahead(model: torch.nn.Module, example: Any) -> None:
     """Capture and plan without changing anything: buffers and the random state are put back."""
+    if example is None:
+        return
     restore = state_of(model)
     try:
         model(**example) if isinstance(example, dict) else model(*example)
@@ -97,6 +100,7 @@ def compile(
     example: Any = None,
     verify: str | None = "first",
     fuse: bool = False,
+    rewrite: bool = False,
     machine: Machine | None = None,
     seed: int = 0,
     seconds: float | None = None,
@@ -116,12 +120,12 @@ def compile(
         model: trained in place; the same object is returned.
         budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs; where it is
             not one graph, of what its first two to eight steps take, which run unlimited.
-        example: inputs (a tuple of positional or a dict of keyword arguments) to capture and plan
-            with now; by default this happens at the first call.
+        example: inputs, a tuple or a dict by name, to capture and plan with now; default: at the first call.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` the first two
             runs and every 97th with the model as it is, ``"always"`` every run; None checks nothing.
         fuse: run stretches of the plan as loops, compiled, where that is faster; equal within a tolerance.
+        rewrite: plan an equal form where it is smaller; equal within a tolerance. See ``tightrope[forms]``.
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
@@ -155,21 +159,20 @@ def compile(
     """
     check_model(model)
     check_verify(verify, ("first", "graph", *AS_EAGER))
-    check_switches(fuse, overwrite, verify)
+    check_switches(fuse, overwrite, verify, rewrite)
     check_fallback(fallback)
     buckets = check_shapes(shapes, fuse=fuse, page_to=page_to)
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_example(example)
-    size = parse_budget(budget, machine)
-    pages = paging_of(page_to, machine, fuse=fuse, seed=seed, seconds=seconds)
     settings = Settings(
-        size, verify, seed, seconds, fuse=fuse, writes=overwrite, pages=pages, fallback=fallback
-    )
+        parse_budget(budget, machine), verify, seed, seconds, fuse=fuse, writes=overwrite, fallback=fallback,
+        pages=paging_of(page_to, machine, fuse=fuse, seed=seed, seconds=seconds),
+        rewrite=finder() if rewrite else None,
+    )  # fmt: skip
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
     compiled.many_sizes, compiled.name = shapes is not None, type(model).__name__
     _wrap(model, compiled)
-    if example is not None:
-        plan_ahead(model, example)
+    plan_ahead(model, example)
     return model
 
 

@@ -22,6 +22,7 @@ from tightrope.run.session.buckets import Bucket
 from tightrope.run.session.by_name import graphs_of
 from tightrope.run.session.calls import Calls
 from tightrope.run.session.compiled import CompiledModel
+from tightrope.run.session.equal_forms import form_of
 from tightrope.run.session.replay import Replay
 from tightrope.run.session.unit import LENT
 
@@ -64,6 +65,7 @@ class Report:
         num_chunks: chunks of rows in which the loss, or a stretch like it, ran; 0 = it ran whole.
         channels_last: whether its convolutions worked channels-last, which is faster here.
         num_products: matrix products that oneDNN computed, which is faster here.
+        form: which equal form was planned and what it saves, or why none, where ``rewrite`` was given.
         machine: with the tier that was paged to; None where nothing was.
         bucket: which bucket of shapes served the last call, where ``shapes`` was given.
         buckets: every bucket of shapes that was planned, and what it served.
@@ -99,6 +101,7 @@ class Report:
     num_chunks: int = 0
     channels_last: bool = False
     num_products: int = 0
+    form: str = ""
     machine: Machine | None = field(default=None, repr=False, compare=False)
     bucket: str = ""
     buckets: tuple[Bucket, ...] = ()
@@ -211,6 +214,8 @@ class Report:
                 f"oneDNN computed {self.num_products} matrix products, which takes less time here: their "
                 "sums are taken in another order, so results are equal within a tolerance"
             )
+        if self.form:
+            lines.append(self.form)
         if self.unread:
             count = Counter(self.unread).items()
             said = ", ".join(f"{num} x {what}" if num > 1 else what for what, num in count)
@@ -278,9 +283,9 @@ def _compiled_report(compiled: CompiledModel) -> Report:
     if compiled.level == "L0":
         replayed = compiled.replay
         assert replayed is not None
-        return _replaying(compiled.why, replayed)
+        return replace(_replaying(compiled.why, replayed), form=form_of(compiled.calls))
     if compiled.evicted is not None:
-        return _evicting(compiled.why, compiled.evicted)
+        return replace(_evicting(compiled.why, compiled.evicted), form=form_of(compiled.calls))
     if not compiled.calls.recent:
         budget = compiled.calls.budget
         return _empty(
@@ -319,6 +324,7 @@ def _together(reports: Sequence[Report]) -> Report:
         unlike_eager=tuple(dict.fromkeys(line for report in ran for line in report.unlike_eager)),
         time=summed(report.time for report in ran),
         unread=tuple(what for report in ran for what in report.unread),
+        form="; ".join(dict.fromkeys(report.form for report in ran if report.form)),
     )
 
 
@@ -415,6 +421,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         unlike_eager=_unlike_eager(calls),
         time=summed(part.time for part in parts),
         unread=_unread(calls),
+        form=form_of(calls),
         machine=next((part.machine for part in parts if part.machine is not None), None),
         share=calls.prospects.asked,
         unplanned=calls.prospects.whole,

@@ -90,19 +90,20 @@ def parse_chunk(chunk: object, verify: object) -> int | None:
     return chunk
 
 
-def check_switches(fuse: object, overwrite: object, verify: object) -> None:
+def check_switches(fuse: object, overwrite: object, verify: object, rewrite: object = False) -> None:
     """Refuse what is neither True nor False, and bits that fused results cannot have.
 
     Raises:
         TightropeError: quotes it.
     """
-    for name, value in (("fuse", fuse), ("overwrite", overwrite)):
+    for name, value in (("fuse", fuse), ("overwrite", overwrite), ("rewrite", rewrite)):
         if not isinstance(value, bool):
             refuse_argument(name, value, "True or False")
-    if fuse and verify in AS_EAGER:
+    if (fuse or rewrite) and verify in AS_EAGER:
+        name = "fuse=True" if fuse else "rewrite=True"
         raise TightropeError(
-            f'verify="{verify}" compares bit for bit, and fuse=True gives results that are equal within a '
-            'tolerance. Use verify="graph", which compares within it, or compile without fuse=True.'
+            f'verify="{verify}" compares bit for bit, and {name} gives results that are equal within a '
+            f'tolerance. Use verify="graph", which compares within it, or compile without {name}.'
         )
 
 

@@ -46,18 +46,22 @@ class Rewritten:
         num_chunks: of rows in which a stretch of it runs; 0 = none does.
         channels_last: whether its convolutions work channels-last.
         num_products: matrix products that oneDNN computes.
+        equal: whether a plug-in found it, and ``most``: total bytes of its plans; 0 = up to the budget.
     """
 
     source: Graph
     num_chunks: int = 0
     channels_last: bool = False
     num_products: int = 0
+    equal: bool = False
+    most: Bytes = 0
 
     @property
     def said(self) -> str:
         """How it differs, in words."""
         products = f"with {self.num_products} products by oneDNN" if self.num_products else ""
-        return " and ".join(filter(None, ("channels-last" * self.channels_last, products)))
+        named = ("rewritten" * self.equal, "channels-last" * self.channels_last, products)
+        return " and ".join(filter(None, named))
 
 
 @dataclass

@@ -6,7 +6,7 @@ Guarantee   A budget that suffices for the call as captured suffices with ``fuse
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tightrope.capture._inductor import compiler_missing
@@ -16,6 +16,7 @@ from tightrope.native.hook.allocator import Allocator
 from tightrope.run.base.status import StatusLine
 from tightrope.run.session.calls import Calls
 from tightrope.run.session.captured import Rewritten
+from tightrope.run.session.equal_forms import equal_form
 from tightrope.run.session.layouts import faster_layout
 from tightrope.run.session.products import faster_products
 
@@ -58,13 +59,17 @@ def faster_form(
 def add_fastest(calls: Calls, program: Program, real: Sequence[Any]) -> int:
     """Add a captured graph and give its number; a fused one in the form that takes least time."""
     fuse, allocator = calls.settings.fuse, calls.accounts.allocator
-    form = faster_form(program, real, allocator, calls.status) if fuse else None
+    equal, most = equal_form(calls, program, real)
+    form = faster_form(equal, real, allocator, calls.status) if fuse else None
+    if equal is not program:
+        form = form or FasterForm(equal, Rewritten(program.graph))
+        form = replace(form, rewritten=replace(form.rewritten, source=program.graph, equal=True, most=most))
     if form is None:
         return calls.add(program, real)
     try:
         number = calls.add(form.program, real, rewritten=form.rewritten)
     except InfeasibleError:
-        return calls.add(program, real, form.misfit)
+        return _add_misfit(calls, program, real, form)
     calls.captured[number].plain = program
     return number
 
@@ -75,4 +80,10 @@ def add_plain(calls: Calls, number: int, args: Sequence[Any]) -> int | None:
     program, one.plain = one.plain, None
     if program is None or one.rewritten is None:
         return None
-    return calls.add(program, args, f"{one.rewritten.said}, it does not fit")
+    return _add_misfit(calls, program, args, FasterForm(one.program, one.rewritten))
+
+
+def _add_misfit(calls: Calls, program: Program, args: Sequence[Any], form: FasterForm) -> int:
+    if form.rewritten.equal:
+        program.call.form = form.misfit
+    return calls.add(program, args, form.misfit)

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -50,6 +50,7 @@ class Settings:
         seed: of the search.
         seconds: of search; None = until the default effort is spent.
         planner: name in the registry.
+        rewrite: chooses a form, see `tightrope.run.session.equal_forms`; None = calls stay as captured.
         fuse: whether stretches of a plan may run as compiled functions, within a tolerance.
         writes: whether ops may write over inputs that nothing needs any more.
         chunk: chunks of rows that a loss may be split into where nothing fits without; 0 = none, None = any.
@@ -63,6 +64,7 @@ class Settings:
     seconds: float | None = None
     planner: str = "auto"
     fuse: bool = False
+    rewrite: Callable[..., Any] | None = None
     writes: bool = True
     chunk: int | None = None
     pages: Paging | None = None
@@ -421,7 +423,8 @@ class Unit:
         )
 
     def _solve(self, available: Bytes) -> Plan:
-        budget = max(available + self.graph.persistent, 1)
+        most = self.rewritten.most if self.rewritten is not None else 0
+        budget = max(min(available + self.graph.persistent, most or 2**60), 1)
         if self.lends and self.settings.seconds is None:
             kept = self._cache.close(self.graph, budget=budget, planner=self.settings.planner)
             if kept is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tightrope.core import Bytes, TightropeError
-from tightrope_forms.rewrite._torch import fakes, tree_leaves
+from tightrope_forms.rewrite._torch import FakeTensorMode, tree_leaves
 
 aten: Final = torch.ops.aten
 GETITEM: Final = operator.getitem
@@ -99,29 +99,24 @@ def thawed(value: Any, children: Any) -> Any:
 
 @cache
 def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
-    """Run an op without numbers; see `Facts`.
-
-    Raises:
-        TightropeError: it does not run on such tensors, or returns something else than tensors.
-    """
+    """Run an op without numbers; an error says that it does not run so, or returns no tensors."""
     saved: list[Tensor] = []
 
     def pack(one: Tensor) -> Tensor:
         saved.append(one)
         return one
 
-    with fakes():
+    with FakeTensorMode():
         inputs = [_made(one) for one in given]
         try:
             positional, named = thawed(args, inputs)
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
                 made = op(*positional, **named)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            said = str(error).splitlines()[0]
-            raise TightropeError(f"{op} does not run on such tensors: {said}") from error
+            raise TightropeError(f"{op} does not run on such tensors.") from error
         results = made if isinstance(made, tuple | list) else (made,)
         if not all(isinstance(one, Tensor) for one in results):
-            raise TightropeError(f"{op} returns no tensors. Rewriting takes ops of tensors alone.")
+            raise TightropeError(f"{op} returns no tensors.")
         of_inputs, of_results = [_storages(one) for one in inputs], _storages(results)
         kept = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in saved}
         specs = tuple(spec_of(one) for one in results)
@@ -174,8 +169,7 @@ class EGraph:
     values: dict[ClassId, Value] = field(default_factory=dict)
     applied: list[tuple[tuple[ClassId, ENode], ...]] = field(default_factory=list)
     """Of every use of a rule: the classes that it united, and nodes that they may take."""
-    why: dict[ENode, str] = field(default_factory=dict)
-    """The rule that added a node."""
+    why: dict[ENode, str] = field(default_factory=dict)  # the rule that added a node
     _parents: list[int] = field(default_factory=list)
     _known: dict[ENode, ClassId] = field(default_factory=dict)
 

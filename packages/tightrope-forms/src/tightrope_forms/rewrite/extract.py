@@ -92,31 +92,22 @@ class FormCosts:
         except CycleError:
             return None
 
-    def bytes(self, choice: Choice) -> Bytes:
-        """Count the bytes that a choice keeps for its backward."""
-        order = self.needed(choice) or []
-        return self._kept(choice, order) + sum(self.facts[choice[one]].own for one in order)
-
     def of(self, choice: Choice) -> float:
         """Price a choice; infinite where it goes in a circle."""
         order = self.needed(choice)
         if order is None:
             return math.inf
-        held = self.weights.mib * self._kept(choice, order) / _MIB
-        return held + sum(self.own(choice[one]) for one in order)
-
-    def _kept(self, choice: Choice, order: list[ClassId]) -> Bytes:
-        """Count values that are kept, each once, views resolved, without leaves that others hold."""
         find, kept, bases = self.graph.find, set(self.kept) & set(order), set()
         for one in order:
             facts = self.facts[choice[one]]
             kept |= {find(choice[one].children[k]) for k in facts.keeps}
             kept |= {one} if facts.keeps_result else set()
-        for one in kept:
+        for one in kept:  # each once, views resolved
             while (view := self.facts[choice[one]].view) is not None:
                 one = find(choice[one].children[view])
             bases.add(one)
-        return sum(self.held(one, choice[one]) for one in bases)
+        held = sum(self.held(one, choice[one]) for one in bases)
+        return self.weights.mib * held / _MIB + sum(self.own(choice[one]) for one in order)
 
 
 def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
@@ -141,13 +132,8 @@ def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
         if highs.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
             break
         values = highs.getSolution().col_value
-        picked = {
-            one: node
-            for one, nodes in of.items()
-            for node, column in nodes.items()
-            if values[column.index] > 0.5
-        }
-        choice = given | picked
+        pairs = ((one, node, column) for one, nodes in of.items() for node, column in nodes.items())
+        choice = given | {one: node for one, node, column in pairs if values[column.index] > 0.5}
         if (found := costs.of(choice)) < cost:
             best, cost = choice, found
         if found < math.inf:
@@ -178,9 +164,8 @@ def _keep_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
     for one, nodes in of.items():
         for node, taken in nodes.items():
             facts = costs.facts[node]
-            for child in {find(node.children[k]) for k in facts.keeps} | (
-                {one} if facts.keeps_result else set()
-            ):
+            own = {one} if facts.keeps_result else set()
+            for child in own | {find(node.children[k]) for k in facts.keeps}:
                 highs.addConstr(kept[child] >= taken)
             if facts.view is not None:
                 if (base := find(node.children[facts.view])) != one:

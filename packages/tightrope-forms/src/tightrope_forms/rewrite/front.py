@@ -4,12 +4,12 @@ Idea        `torch.export` writes a model down as ops of ATen, with the model's 
             numbers, writes in place or returns no single tensor stays as it is: its inputs are roots of an
             e-graph and its results leaves. A long model is cut where one activation alone goes on, and parts
             that are alike are solved once.
-Guarantee   Ops that stay run once each, in their order. A part whose form would need itself stays as it was.
+Guarantee   Ops that stay run once each, in their order. A form that needs itself, or another order, is none.
 Gaps        Sizes are those of the example. Models that do not export are refused.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +22,9 @@ from tightrope_forms.rewrite.egraph import ClassId, EGraph, Facts, Spec, facts_o
 from tightrope_forms.rewrite.extract import Choice
 
 _SHORTEST: Final = 6
-_STAYING: Final = ("batch_norm", "dropout", "rand", "bernoulli", "normal", "instance_norm")
+_LINES: Final = ("stack_trace", "nn_module_stack")
+_WRITING: Final = ("batch_norm", "instance_norm")
+_STAYING: Final = (*_WRITING, "dropout", "rand", "bernoulli", "normal")
 
 
 @dataclass
@@ -39,17 +41,12 @@ class Section:
 
 
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
-    """Write a model down as ops.
-
-    Raises:
-        TightropeError: it does not export.
-    """
+    """Write a model down as ops, or say why torch.export does not."""
     try:
         made = torch.export.export(model, args, kwargs, strict=False).module(check_guards=False)
     except Exception as error:  # whatever a model or torch raises
         said = str(error).strip().splitlines() or [type(error).__name__]
-        name = type(model).__name__
-        raise TightropeError(f"{name} cannot be rewritten: torch.export says {said[0]:.200}") from error
+        raise TightropeError(f"torch.export says {said[0]:.200}") from error
     assert isinstance(made, fx.GraphModule)
     for node in list(made.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # what an example has anyway
@@ -58,9 +55,11 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class ExportedValues:
-    """Specs of the nodes of an exported graph, and what its ops keep."""
+    """Specs of the nodes of an exported graph, and what its ops keep; ops that read ``fixed`` inputs stay."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, fixed: Collection[int] = ()) -> None:
+        inputs = module.graph.find_nodes(op="placeholder")
+        self._fixed = {user for number in fixed for user in inputs[number].users}
         self.of: dict[fx.Node, Any] = {}
         self.facts: dict[fx.Node, Facts] = {}
         for node in module.graph.nodes:
@@ -78,12 +77,38 @@ class ExportedValues:
 
     def stays(self, node: fx.Node) -> bool:
         """Tell whether an op is left as it is."""
-        if node not in self.facts:
+        if node not in self.facts or node in self._fixed:
             return True
         if node.target is operator.getitem:
             return self.stays(node.all_input_nodes[0])
-        schema = getattr(node.target, "_schema", None)
+        schema = _schema(node)
         return schema is None or schema.is_mutable or any(word in str(node.target) for word in _STAYING)
+
+    def refuse_writes(self) -> None:
+        """Refuse writes in place, but into inputs that only ops read that stay, which run in their order."""
+        wrote: set[fx.Node] = set()
+        for node in self.of:
+            for one in _written(node):
+                if (one.op != "placeholder" and one not in wrote) or not all(map(self.stays, one.users)):
+                    raise TightropeError(f"{node.target} writes in place.")
+                wrote |= {node} if _schema(node).is_mutable else set()
+
+
+def _schema(node: fx.Node) -> Any:
+    return getattr(node.target, "_schema", None)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """List what an op writes over: as its schema says, or running statistics, of which none does."""
+    if (schema := _schema(node)) is None:
+        return []
+    given = dict(zip((one.name for one in schema.arguments), node.args, strict=False)) | node.kwargs
+    names = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    if any(word in str(node.target) for word in _WRITING):
+        names += ["running_mean", "running_var"]
+    found: list[fx.Node] = []
+    fx.map_arg([given.get(name) for name in names], found.append)
+    return found
 
 
 def _frozen(node: fx.Node) -> tuple[Any, list[fx.Node]]:
@@ -167,11 +192,12 @@ def emitted(
             if part is None or form is None:
                 known[node] = graph.node_copy(node, value_of)
             else:
-                known[node] = class_of(part, form, part.classes[node])
+                known[node] = class_of(part, form, part.classes[node], node)
         return known[node]
 
-    def class_of(part: Section, form: tuple[EGraph, Choice], one: ClassId) -> Any:
+    def class_of(part: Section, form: tuple[EGraph, Choice], one: ClassId, source: fx.Node) -> Any:
         one = form[0].find(one)
+        source = next((node for node, at in part.classes.items() if form[0].find(at) == one), source)
         at = (id(part), one)
         if at in open_:
             raise RecursionError("a form needs itself")
@@ -181,9 +207,10 @@ def emitted(
             if node.op == "leaf":
                 known[at] = value_of(part.leaves[node.args[0]])
             else:
-                children = [class_of(part, form, child) for child in node.children]
+                children = [class_of(part, form, child, source) for child in node.children]
                 given, named = thawed(node.args, children)
                 known[at] = graph.call_function(node.op, tuple(given), named)
+                known[at].meta = {key: source.meta[key] for key in _LINES if key in source.meta}
             open_.remove(at)
         return known[at]
 
@@ -194,6 +221,11 @@ def emitted(
                 value_of(node)
     except RecursionError:
         return None
+    place = {node: at for at, node in enumerate(graph.nodes)}
+    stayed = [place[known[node]] for node in module.graph.nodes if node not in inside and node.args]
+    (before,), (after,) = (one.find_nodes(op="output") for one in (module.graph, graph))
+    if stayed != sorted(stayed) or len(set(before.args[0])) != len(set(after.args[0])):
+        return None  # random numbers would be drawn in another order; results would be one tensor
     made = fx.GraphModule(module, graph)
     made.train(module.training)
     return made

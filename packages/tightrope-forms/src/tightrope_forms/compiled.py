@@ -1,0 +1,223 @@
+"""Choose among a captured call and its equal forms, for `compile(..., rewrite=True)` and `plan --rewrite`.
+
+Idea        What Dynamo captured is exported, and cut into parts that are saturated and extracted. Bytes that
+            are kept are a guess at what a plan needs. So forms are extracted with several weights of time
+            and bytes, traced as the call was, and planned for the same room; see `tightrope.run.session`.
+Guarantee   The planned peak is at most that of the call as captured, and so is the planned time, up to the
+            scatter of measured prices. A part is rewritten after its form gave the results and gradients of
+            its ops on random numbers, within the tolerance of a fused step.
+Complexity  An export; a run of each part that differs, in both forms; a trace and a plan per form.
+Gaps        Calls with a backward of their own, autocast or constants stay as captured. So do those that write
+            in place, but for inputs that nothing else reads.
+"""
+
+import copy
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, fx, nn
+
+from tightrope.capture._torch import real_tensors, without_values
+from tightrope.capture.program import Program
+from tightrope.core import Bytes, Flag, InfeasibleError, TightropeError
+from tightrope.fuse.tolerance import WHOLE_STEP, difference, tolerance
+from tightrope.price.device import device_of
+from tightrope.run.ledger.accounts import accounts
+from tightrope.run.session.equal_forms import PlanForm
+from tightrope_forms.rewrite._torch import preserve_node_meta, tracing
+from tightrope_forms.rewrite.egraph import ClassId, Spec, saturate, thawed
+from tightrope_forms.rewrite.extract import Choice, CostWeights, Extracted, FormCosts, extract
+from tightrope_forms.rewrite.front import ExportedValues, Section, emitted, exported, sections
+from tightrope_forms.rewrite.rules import RULES
+
+WEIGHTS: Final = (CostWeights(1.0, 1.0), CostWeights(0.01, 1.0), CostWeights(1.0, 0.0))
+_SECONDS, _SECONDS_OF_PART = 60.0, 5.0  # of search for the forms of a call, of extraction from a part
+_SCATTER: Final = 1.02  # times the time of a plan: within this, measured prices differ from run to run
+_WORTH: Final = 0.99  # times time and bytes of a plan: a form must be below
+Rules = tuple[str, ...]
+
+
+def chosen_form(program: Program, real: Sequence[Any], planned: PlanForm) -> tuple[Program, str, Bytes]:
+    """Choose what is planned for a call; see `tightrope.run.session.equal_forms.ChooseForm`."""
+    before = None
+    with suppress(InfeasibleError, torch.OutOfMemoryError):  # said where it is planned, if no form fits
+        before = planned(program, 0).forecast
+    try:
+        found = _traced_forms(program, real)
+    except TightropeError as error:
+        return program, f"not rewritten: {error}", 0
+    best, least = (program, "not rewritten: no form has a smaller plan", 0), _WORTH
+    for other, rules in found:
+        most, price, saved = 0, 0.0, "as captured nothing fits"
+        try:
+            after = planned(other, 0).forecast
+            if before is not None and after.total > before.total:
+                after, most = planned(other, before.total).forecast, before.total
+        except (InfeasibleError, torch.OutOfMemoryError):
+            continue
+        if before is not None:
+            price = after.ns / max(before.ns, 1) * after.total / before.total
+            took = f"{before.ns / 1e6:.1f} -> {after.ns / 1e6:.1f} ms"
+            saved = f"planned {before.total:,} -> {after.total:,} B, {took}"
+        if price < least and (before is None or after.ns <= _SCATTER * before.ns):
+            said = f"rewritten, {saved}: {', '.join(rules)}"
+            other.call.name = f"{program.graph.name}, {said}"
+            graph = msgspec.structs.replace(other.graph, name=other.call.name)
+            best, least = (replace(other, graph=graph), said, most), price
+    return best
+
+
+def _traced_forms(program: Program, real: Sequence[Any]) -> list[tuple[Program, Rules]]:
+    """Trace a call in its forms, each with the rules that made it; an error says why it stays as captured."""
+    call, found = program.call, []
+    for bad, why in (
+        (any(enabled for _, enabled, _ in call.casting), "autocast chooses the types of its ops."),
+        (bool(program.constants), "it has tensors that are no inputs."),
+        (bool(program.sizes), "its sizes may change."),
+        (call.shares, "it writes in place into memory that inputs share."),
+        (any(isinstance(one, Tensor) and one.is_meta for one in real), "it is on the meta device."),
+    ):
+        if bad:
+            raise TightropeError(why)
+    with accounts(device_of(real)).aside(), real_tensors(), torch.enable_grad():
+        computed = [given for given, _ in call.uses.split or ()]  # gradients come to each use
+        for module, rules in forms(call.module, without_values(real), computed):
+            form = copy.copy(call)
+            form.module, form.told, form.uses = module, [*call.told, *rules], copy.copy(call.uses)
+            try:
+                other = form.traced_from(program.start, without_values(real))
+            except RuntimeError:  # a view of what is laid out otherwise now
+                continue
+            if _outside(other) == _outside(program) and not other.constants:
+                found.append((other, rules))
+    return found
+
+
+def _outside(program: Program) -> tuple[Any, ...]:
+    """Say what is seen outside: outputs and random numbers with their layouts, and what is written."""
+    ops = (op for op in program.graph.ops if Flag.RANDOM in op.flags)
+    drawn = [(op.target, *((one.view.shape, one.view.strides) for one in op.results)) for op in ops]
+    return program.ends, program.strides, program.changed, drawn
+
+
+class _Captured(nn.Module):
+    """A captured module that is run op by op, so that ops keep their lines."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any) -> Any:
+        with preserve_node_meta():
+            return fx.Interpreter(self.module).run(*args)
+
+
+def forms(
+    module: fx.GraphModule, inputs: Sequence[Any], fixed: Collection[int] = ()
+) -> Iterator[tuple[fx.GraphModule, Rules]]:
+    """Find forms of a captured module, given inputs without values, each with the rules that made it.
+
+    What reads ``fixed`` inputs stays as it is.
+
+    Raises:
+        TightropeError: it has a backward of its own, does not export, or writes in place.
+    """
+    if any("autograd_function" in str(node.target) for node in module.graph.nodes):
+        raise TightropeError("it has an autograd function of its own, which is kept.")
+    if sum(isinstance(one, fx.GraphModule) for one in module.modules()) > 1:
+        raise TightropeError("it has graphs inside, such as checkpoints.")
+    end = time.monotonic() + _SECONDS
+    with tracing(None):  # no part of the capture that is under way
+        whole = exported(_Captured(module), tuple(inputs), {})
+    values = ExportedValues(whole, fixed)
+    values.refuse_writes()
+    parts = sections(whole, values)
+    unlike = {part.key: part for part in reversed(parts)}
+    right: dict[tuple[int, str], bool] = {}
+    made: set[str] = set()
+    for weights in WEIGHTS:
+        solved = {key: solve_part(part, weights, end=end) for key, part in unlike.items()}
+        for key, one in solved.items():
+            if one is not None and one.rules():
+                choice = id(one.costs.graph), repr(sorted(one.found.choice.items()))
+                if choice not in right:
+                    right[choice] = equal_part(one)
+                solved[key] = one if right[choice] else None
+        found = [solved[part.key] for part in parts]
+        taken = [(one.costs.graph, one.found.choice) if one and one.rules() else None for one in found]
+        other = emitted(whole, parts, taken)
+        if other is not None and other.code not in made:
+            made.add(other.code)
+            count = Counter(name for one in found if one is not None for name in one.rules())
+            yield other, tuple(f"{name} ({num}x)" for name, num in sorted(count.items()))
+
+
+class Solved(NamedTuple):
+    """A part, priced with every form that rules give, and the one that was extracted."""
+
+    costs: FormCosts
+    found: Extracted
+
+    def rules(self) -> list[str]:
+        """Name the rules whose nodes the form needs."""
+        choice, why = self.found.choice, self.costs.graph.why
+        return [why[choice[one]] for one in self.costs.needed(choice) or [] if choice[one] in why]
+
+
+def solve_part(part: Section, weights: CostWeights, *, end: float = math.inf) -> Solved | None:
+    """Find the cheapest form of a part until some time; None where it has no ops."""
+    if not part.roots:
+        return None
+    if not part.graph.applied:
+        saturate(part.graph, RULES, end=end)
+    roots = [part.classes[one] for one in part.roots]
+    costs = FormCosts(part.graph, roots, [part.classes[one] for one in part.kept], weights)
+    return Solved(costs, extract(costs, seconds=min(_SECONDS_OF_PART, end - time.monotonic())))
+
+
+def equal_part(one: Solved) -> bool:
+    """Run a part and its form on random numbers; tell whether results and gradients are close."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        every = one.costs.graph.nodes.items()
+        leaves = {
+            at: _drawn_leaf(one.costs.graph.values[at])
+            for at, nodes in every if any(node.op == "leaf" for node in nodes)
+        }  # fmt: skip
+        try:
+            right, found = (_run(one, choice, leaves) for choice in (one.costs.given(), one.found.choice))
+        except RuntimeError:  # a view of what is laid out otherwise now
+            return False
+    largest = max((float(x.abs().max()) for x in right if x.is_floating_point() and x.numel()), default=0)
+    return all(
+        difference(x, y) <= WHOLE_STEP
+        or float((x - y).abs().max()) <= tolerance(y.dtype) * largest  # 0 but for rounding
+        for x, y in zip(found, right, strict=True)
+    )
+
+
+def _drawn_leaf(spec: Spec) -> Tensor:
+    made = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
+    made = made.normal_() if spec.dtype.is_floating_point else made.zero_()  # as indices, 0 is always right
+    return made.requires_grad_(spec.grad)
+
+
+def _run(one: Solved, choice: Choice, leaves: dict[ClassId, Tensor]) -> list[Tensor]:
+    """Return results, and gradients of the leaves."""
+    find, values = one.costs.graph.find, dict[ClassId, Any](leaves)
+    for at in one.costs.needed(choice) or []:
+        if (node := choice[at]).op != "leaf":
+            given, named = thawed(node.args, [values[find(child)] for child in node.children])
+            values[at] = node.op(*given, **named)
+    results = [values[root] for root in one.costs.roots if isinstance(values[root], Tensor)]
+    roots, wanted = ([x for x in some if x.requires_grad] for some in (results, leaves.values()))
+    backs = [torch.linspace(-1, 2, x.numel()).view(x.shape).to(x) for x in roots]
+    grads = torch.autograd.grad(roots, wanted, backs, materialize_grads=True) if roots and wanted else ()
+    return [x.detach() for x in (*results, *grads)]
