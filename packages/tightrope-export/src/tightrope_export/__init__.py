@@ -1,0 +1,1 @@
+"""What to recompute, as files that plain PyTorch and other engines run."""

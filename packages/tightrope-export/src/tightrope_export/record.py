@@ -1,0 +1,322 @@
+"""Record one training step of plain PyTorch on shapes alone, as eager runs it.
+
+Idea        The model runs once on tensors without values, under a mode that sees every op, with hooks on
+            what autograd saves and around every module. The hooks keep nothing alive, so when a storage
+            goes tells what Python and torch hold without autograd. Ops are then measured one by one.
+Source      torch.utils.checkpoint and torch.autograd.graph.saved_tensors_hooks, whose order of calls is kept.
+Guarantee   Parameters, buffers and random states are unchanged; nothing of the step is computed.
+Complexity  One step without its arithmetic; every distinct op is measured once and remembered.
+Gaps        A forward that branches on values cannot be recorded. Bytes that kernels take behind torch's
+            allocator are not counted. What an op lays out otherwise than torch's shape functions say is not
+            followed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from tightrope.capture._torch import real_tensors, shapes_only, storage_key, watch_storage
+from tightrope.capture.dynamo import environment
+from tightrope.capture.typed import Writer, label, view_of
+from tightrope.core import (
+    Argument,
+    CaptureError,
+    Flag,
+    Graph,
+    Input,
+    Items,
+    Kind,
+    Op,
+    Part,
+    Phase,
+    Result,
+    Storage,
+    TightropeError,
+    fitted,
+)
+from tightrope.core.values import views
+from tightrope.native.hook.allocator import allocator
+from tightrope.price.device import alignment_on, device_named
+from tightrope.price.ops import price_ops
+from tightrope.price.store import PriceStore
+from tightrope_export._torch import IGNORED, OpWatch, is_random
+from tightrope_export.values.tape import Mark, ModuleCall, StepTape
+
+_STATISTICS: Final = {"aten.native_batch_norm.default": (3, 4, 5), "aten.cudnn_batch_norm.default": (3, 4, 5)}
+"""Ops that write statistics without saying so: places of the two, and of whether they do."""
+
+
+def record_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> StepTape:
+    """Record forward and backward of ``model(*args, **kwargs)``, which returns the loss.
+
+    Raises:
+        CaptureError: the forward branches on values, or an op has arguments that cannot be written down.
+        TightropeError: the model returns no loss.
+    """
+    recorder = _Recorder()
+    with shapes_only() as without_values:
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        held = {name: without_values(tensor) for name, tensor in state.items()}
+        given = without_values((tuple(args), dict(kwargs or {})))
+        for name, tensor in held.items():
+            kind = Kind.PARAMETER if isinstance(state[name], nn.Parameter) else Kind.BUFFER
+            recorder.external(tensor, state[name], kind, name)
+        for fake, real in zip(_tensors(given), _tensors((tuple(args), dict(kwargs or {}))), strict=True):
+            recorder.external(fake, real, Kind.INPUT, "input")
+        with recorder.watching(model):
+            try:
+                result = functional_call(model, held, *given)
+                recorder.turn = len(recorder.events)
+                loss_of(result).backward()
+            except (CaptureError, TightropeError):
+                raise
+            except Exception as error:
+                text = str(error).strip().splitlines() or [type(error).__name__]
+                raise CaptureError(
+                    f"{type(model).__name__} cannot be recorded on shapes alone: {text[0]:.200}"
+                ) from error
+    return recorder.finish(model)
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    """Find the loss in what a model returns: the scalar, its attribute ``loss``, or the first of a tuple.
+
+    Raises:
+        TightropeError: there is none.
+    """
+    found = getattr(result, "loss", result)
+    found = found[0] if isinstance(found, tuple | list) and found else found
+    if not isinstance(found, torch.Tensor) or found.numel() != 1 or not found.requires_grad:
+        raise TightropeError("the model returns no scalar loss: let its forward return the loss.")
+    return found
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor)]
+
+
+class _Recorder:
+    """Mutable state of one recording."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Mark, int]] = []
+        self.turn = 0
+        self.ops: list[Op] = []
+        self.storages: list[Storage] = []
+        self.by_key: dict[int, int] = {}
+        self.watched: dict[int, tuple[int, Callable[[], bool]]] = {}
+        self.saves: list[int] = []
+        self.layouts: list[torch.Tensor | tuple[Any, ...]] = []
+        self.unpacked: dict[int, tuple[int, Callable[[], bool]]] = {}
+        self.calls: list[ModuleCall] = []
+        self.open: list[int] = []
+        self.real: list[tuple[Input, torch.Tensor]] = []
+        self.kept: list[torch.Tensor] = []
+        self.writes: dict[int, list[int]] = {}
+        self.names: dict[int, str] = {}
+        self.buffers: dict[str, dict[str, int]] = {}
+        self.quiet = False
+
+    def external(self, tensor: torch.Tensor, real: torch.Tensor, kind: Kind, name: str) -> int:
+        """Enter a tensor of the caller, once for all that share its memory."""
+        key = storage_key(tensor)
+        if key not in self.by_key:
+            self.kept.append(tensor)
+            self.by_key[key] = self._storage(tensor, kind, external=True)
+            self.names[self.by_key[key]] = name
+        storage = self.by_key[key]
+        self.real.append((Input(f"{name}", view_of(tensor, storage)), real))
+        return storage
+
+    def _storage(self, tensor: torch.Tensor, kind: Kind, *, external: bool = False) -> int:
+        size = int(tensor.untyped_storage().nbytes())
+        path = self.calls[self.open[-1]].path if self.open else ""
+        number = len(self.storages)
+        self.storages.append(
+            Storage(number, size, kind, external=external, label=label(tensor), module=path)
+        )
+        return number
+
+    def known(self, tensor: torch.Tensor) -> int:
+        """The storage of a tensor; one that was never seen is the caller's."""
+        found = self.by_key.get(storage_key(tensor))
+        return self.external(tensor, tensor, Kind.CONSTANT, "constant") if found is None else found
+
+    def poll(self) -> None:
+        """Note what has gone since the last event."""
+        if self.quiet:
+            return
+        for number, (key, expired) in [*self.unpacked.items()]:
+            if expired():
+                del self.unpacked[number]
+                self.by_key.pop(key, None)
+                self.events.append((Mark.RELEASE, number))
+        for key, (number, expired) in [*self.watched.items()]:
+            if expired():
+                del self.watched[key]
+                self.by_key.pop(key, None)
+                self.events.append((Mark.FREE, number))
+
+    def op(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note an op that has run."""
+        name = str(function)
+        if self.quiet or name in IGNORED:
+            return
+        keywords = tuple((key, self.written(value)) for key, value in kwargs.items())
+        arguments = tuple(self.written(value) for value in args)
+        reads = {v.base for value in (*arguments, *(k[1] for k in keywords)) for v in views(value)} - {-1}
+        mutates = self._mutated(function, arguments, kwargs)
+        made = []
+        results = [(-1, result)] if isinstance(result, torch.Tensor) else [*enumerate(_listed(result))]
+        for position, one in results:
+            if not isinstance(one, torch.Tensor) or not one.untyped_storage().nbytes():
+                continue
+            key = storage_key(one)
+            if key not in self.by_key:
+                self.by_key[key] = number = self._storage(one, Kind.ACTIVATION)
+                self.watched[key] = number, watch_storage(one)
+                made.append(Result(position, view_of(one, number)))
+        phase = Phase.BACKWARD if self.turn else Phase.FORWARD
+        path = self.calls[self.open[-1]].path if self.open else ""
+        self.events.append((Mark.OP, len(self.ops)))
+        for storage in mutates:
+            self.writes.setdefault(storage, []).append(len(self.events) - 1)
+        flags = Flag.RANDOM if is_random(function) else Flag.NONE
+        self.ops.append(
+            Op(
+                len(self.ops), f"op_{len(self.ops)}", name, tuple(sorted(reads)),
+                tuple(one.view.base for one in made), tuple(sorted(mutates)), flags=flags, phase=phase,
+                module=path, arguments=arguments, keywords=keywords, results=tuple(made),
+            )
+        )  # fmt: skip
+
+    def written(self, value: Any) -> Argument:
+        """Write an argument down."""
+        if isinstance(value, torch.Tensor):
+            return view_of(value, self.known(value) if value.untyped_storage().nbytes() else -1)
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            return Items(tuple(self.written(one) for one in value))
+        return Writer({}, {}).argument(value)
+
+    def _mutated(self, function: Any, arguments: tuple[Argument, ...], kwargs: Any) -> set[int]:
+        found: set[int] = set()
+        for position, one in enumerate(function._schema.arguments):
+            if one.is_write:
+                given = arguments[position] if position < len(arguments) else self.written(kwargs.get(one.name))
+                found.update(view.base for view in views(given) if view.base >= 0)
+        places = _STATISTICS.get(str(function))
+        if places is not None and arguments[places[2]]:
+            self._statistics({view.base for place in places[:2] for view in views(arguments[place])})
+        else:
+            self._statistics({one for one in found if self.storages[one].label == "int64[scalar]"})
+        return found
+
+    def _statistics(self, written: set[int]) -> None:
+        """Note running statistics, and the count of them, for the module that is open."""
+        path = self.calls[self.open[-1]].path if self.open else ""
+        for storage in written:
+            owner, _, name = self.names.get(storage, "").rpartition(".")
+            if name and owner == path and self.storages[storage].kind is Kind.BUFFER:
+                self.buffers.setdefault(path, {})[name] = storage
+
+    def pack(self, tensor: torch.Tensor) -> int:
+        """Take what autograd saves, and keep its layout alone."""
+        self.poll()
+        number = len(self.saves)
+        storage = self.known(tensor) if tensor.untyped_storage().nbytes() else -1
+        own = storage < 0 or self.storages[storage].external
+        self.saves.append(-1 if own else storage)
+        layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        self.layouts.append(tensor.detach() if own else layout)
+        self.events.append((Mark.PACK, number))
+        return number
+
+    def unpack(self, number: int) -> torch.Tensor:
+        """Give back a tensor of that layout."""
+        self.poll()
+        self.events.append((Mark.UNPACK, number))
+        layout, self.quiet = self.layouts[number], True
+        try:
+            if isinstance(layout, torch.Tensor):
+                self.events.append((Mark.RELEASE, number))
+                return layout
+            shape, strides, dtype, device = layout
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        finally:
+            self.quiet = False
+        key = storage_key(made)
+        self.by_key[key] = self._storage(made, Kind.ACTIVATION)
+        self.unpacked[number] = key, watch_storage(made)
+        return made
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """See ops, saves and modules."""
+        with ExitStack() as stack:
+            for path, module in model.named_modules():
+                before = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+                after = module.register_forward_hook(self._exit)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
+            stack.enter_context(OpWatch(self.poll, self.op))
+            yield
+            self.poll()
+
+    def _enter(self, path: str) -> Callable[[Any, Any, Any], None]:
+        def enter(_module: Any, args: Any, kwargs: Any) -> None:
+            self.poll()
+            inputs = tuple(dict.fromkeys(self.known(one) for one in _tensors((args, kwargs))))
+            self.open.append(len(self.calls))
+            self.calls.append(ModuleCall(path, len(self.events), -1, inputs))
+            self.events.append((Mark.ENTER, len(self.calls) - 1))
+
+        return enter
+
+    def _exit(self, _module: Any, _args: Any, _result: Any) -> None:
+        self.poll()
+        number = self.open.pop()
+        self.calls[number] = self.calls[number]._replace(end=len(self.events))
+        self.events.append((Mark.EXIT, number))
+
+    def finish(self, model: nn.Module) -> StepTape:
+        """Measure the ops, and put everything together."""
+        inputs, real = zip(*self.real, strict=True)
+        where = environment(real)
+        kept = [one for one in self.ops if one.creates or one.mutates]
+        part = Part(len(kept), inputs)
+        graph = Graph(
+            tuple(_numbered(op, number) for number, op in enumerate(kept)), tuple(self.storages), (), (part,),
+            type(model).__name__, where,
+        )  # fmt: skip
+        hook = allocator()
+        with real_tensors():
+            priced = price_ops(graph, real, allocator=hook, store=PriceStore(where)).graph
+        measured = dict(zip((op.id for op in kept), priced.ops, strict=True))
+        ops = tuple(_numbered(measured.get(op.id, op), op.id) for op in self.ops)
+        whole = fitted(Graph(ops, priced.storages, (), (), graph.name, where), alignment_on(device_named(where)))
+        lists = {
+            path: tuple(f"{path}.{name}" if path else name for name, _ in module.named_children())
+            for path, module in model.named_modules()
+            if isinstance(module, nn.ModuleList | nn.Sequential)
+        }
+        return StepTape(
+            whole, tuple(self.events), self.turn, tuple(self.saves), tuple(self.calls),
+            {path: tuple(names.items()) for path, names in self.buffers.items()}, lists,
+            {storage: tuple(at) for storage, at in self.writes.items()},
+        )  # fmt: skip
+
+
+def _numbered(op: Op, number: int) -> Op:
+    from msgspec.structs import replace
+
+    return replace(op, id=number)
+
+
+def _listed(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, tuple | list) else ()

@@ -1,0 +1,1 @@
+"""What is recorded of a step, what is exported, and what a run of it showed."""
