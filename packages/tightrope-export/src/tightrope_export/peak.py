@@ -176,11 +176,10 @@ class _Walk:
 
     def _prepare(self, extent: Extent, saved: Mapping[tuple[str, int], None], path: str) -> None:
         kept = {extent.names[name]: self.tape.graph.ops[extent.names[name]].creates for name in saved}
-        copies = sum(
-            self.walker.sizes[storage]
-            for names in self.walker.statistics(path).values()
-            for _, storage in names
-        )
+        buffers = [one for names in self.walker.statistics(path).values() for _, one in names]
+        copies = sum(self.walker.sizes[storage] for storage in buffers)
+        if buffers:
+            self.again["aten.clone.default"] += len(buffers)
         found = _Open(extent, kept, bool(saved), len(extent.saves), copies)
         self.open[extent.call] = found
         self.of_save.update(dict.fromkeys(extent.saves, found))

@@ -1,24 +1,25 @@
-"""Record one training step of plain PyTorch on shapes alone, as eager runs it.
+"""Record one training step of plain PyTorch, as eager runs it, without holding what its backward needs.
 
-Idea        The model runs once on tensors without values, under a mode that sees every op, with hooks on
-            what autograd saves and around every module. The hooks keep nothing alive, so when a storage
-            goes tells what Python and torch hold without autograd. Ops are then measured one by one.
-Source      torch.utils.checkpoint and torch.autograd.graph.saved_tensors_hooks, whose order of calls is kept.
-Guarantee   Parameters, buffers and random states are unchanged; nothing of the step is computed.
-Complexity  One step without its arithmetic; every distinct op is measured once and remembered.
-Gaps        A forward that branches on values cannot be recorded. Bytes that kernels take behind torch's
-            allocator are not counted. What an op lays out otherwise than torch's shape functions say is not
-            followed.
+Idea        The model runs once under a mode that sees every op, with hooks on what autograd saves and
+            around every module. The hooks keep layouts and no tensors, so when a storage goes tells what
+            Python and torch hold without autograd. The backward runs on zeros: values decide no bytes
+            there. Ops are then measured one by one, as those of any captured graph.
+Source      torch.autograd.graph.saved_tensors_hooks, which torch.utils.checkpoint is built on.
+Guarantee   Parameters, buffers and random states of the caller are unchanged.
+Complexity  One step, at the bytes of a forward without gradients; every distinct op is measured once.
+Gaps        On shapes alone, a forward that branches on values is refused, and code that asks whether it is
+            traced may answer otherwise. Bytes that kernels take behind torch's allocator are not counted.
+            A backward that cannot run on zeros cannot be recorded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tightrope.capture._torch import real_tensors, shapes_only, storage_key, watch_storage
 from tightrope.capture.dynamo import environment
@@ -51,36 +52,68 @@ _STATISTICS: Final = {"aten.native_batch_norm.default": (3, 4, 5), "aten.cudnn_b
 """Ops that write statistics without saying so: places of the two, and of whether they do."""
 
 
-def record_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> StepTape:
+def record_step(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, values: bool = True
+) -> StepTape:
     """Record forward and backward of ``model(*args, **kwargs)``, which returns the loss.
 
+    Args:
+        model: parameters and buffers stay as they are.
+        args: of the call.
+        kwargs: likewise.
+        values: run the forward on values, holding nothing for the backward; False = on shapes alone, which
+            a model on the meta device needs.
+
     Raises:
-        CaptureError: the forward branches on values, or an op has arguments that cannot be written down.
+        CaptureError: the step cannot be recorded.
         TightropeError: the model returns no loss.
     """
-    recorder = _Recorder()
-    with shapes_only() as without_values:
+    recorder, given = _Recorder(values), (tuple(args), dict(kwargs or {}))
+    with _stand_ins(values) as stand_in:
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        held = {name: without_values(tensor) for name, tensor in state.items()}
-        given = without_values((tuple(args), dict(kwargs or {})))
+        held = {name: stand_in(tensor) for name, tensor in state.items()}
+        mine = tree_map_only(torch.Tensor, stand_in, given)
         for name, tensor in held.items():
             kind = Kind.PARAMETER if isinstance(state[name], nn.Parameter) else Kind.BUFFER
             recorder.external(tensor, state[name], kind, name)
-        for fake, real in zip(_tensors(given), _tensors((tuple(args), dict(kwargs or {}))), strict=True):
-            recorder.external(fake, real, Kind.INPUT, "input")
+        for ours, real in zip(_tensors(mine), _tensors(given), strict=True):
+            recorder.external(ours, real, Kind.INPUT, "")
         with recorder.watching(model):
             try:
-                result = functional_call(model, held, *given)
+                result = functional_call(model, held, *mine)
                 recorder.turn = len(recorder.events)
                 loss_of(result).backward()
-            except (CaptureError, TightropeError):
+            except TightropeError:
                 raise
             except Exception as error:
                 text = str(error).strip().splitlines() or [type(error).__name__]
-                raise CaptureError(
-                    f"{type(model).__name__} cannot be recorded on shapes alone: {text[0]:.200}"
-                ) from error
+                raise CaptureError(f"{type(model).__name__} cannot be recorded: {text[0]:.200}") from error
     return recorder.finish(model)
+
+
+@contextmanager
+def _stand_ins(values: bool) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Give what makes tensors to run a step on, so that the caller's stay as they are."""
+    if values:
+        with torch.random.fork_rng(devices=[]):
+            yield _apart
+        return
+    with shapes_only() as without_values:
+
+        def shaped(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_meta:
+                return cast("torch.Tensor", without_values(tensor))
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            return made.requires_grad_(tensor.requires_grad)
+
+        yield shaped
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the same values: of a parameter the same memory, which a step only reads."""
+    if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+    return tensor.clone()
 
 
 def loss_of(result: Any) -> torch.Tensor:
@@ -96,14 +129,23 @@ def loss_of(result: Any) -> torch.Tensor:
     return found
 
 
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    """Every element of a tensor once, where it repeats some."""
+    sizes = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.detach().as_strided(sizes, tensor.stride(), tensor.storage_offset())
+
+
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor)]
+    """The tensors in arguments or a result, as far as torch sees into them, with bytes."""
+    found = vars(tree) if not isinstance(tree, dict) and hasattr(tree, "to_tuple") else tree
+    return [one for one in tree_leaves(found) if isinstance(one, torch.Tensor) and one.numel()]
 
 
 class _Recorder:
     """Mutable state of one recording."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: bool) -> None:
+        self.values = values
         self.events: list[tuple[Mark, int]] = []
         self.turn = 0
         self.ops: list[Op] = []
@@ -111,7 +153,7 @@ class _Recorder:
         self.by_key: dict[int, int] = {}
         self.watched: dict[int, tuple[int, Callable[[], bool]]] = {}
         self.saves: list[int] = []
-        self.layouts: list[torch.Tensor | tuple[Any, ...]] = []
+        self.layouts: list[tuple[torch.Tensor | None, tuple[Any, ...]]] = []
         self.unpacked: dict[int, tuple[int, Callable[[], bool]]] = {}
         self.calls: list[ModuleCall] = []
         self.open: list[int] = []
@@ -232,23 +274,37 @@ class _Recorder:
         own = storage < 0 or self.storages[storage].external
         self.saves.append(-1 if own else storage)
         layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        self.layouts.append(tensor.detach() if own else layout)
         self.events.append((Mark.PACK, number))
+        with self._unseen():
+            whole = own or (self.values and not tensor.is_floating_point() and not tensor.is_complex())
+            kept = (tensor.detach() if own else _compact(tensor).clone()) if whole else None
+        self.layouts.append((kept, layout))
         return number
 
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        before, self.quiet = self.quiet, True
+        try:
+            yield
+        finally:
+            self.quiet = before
+
     def unpack(self, number: int) -> torch.Tensor:
-        """Give back a tensor of that layout."""
+        """Give back a tensor of that layout; numbers that may be positions keep their values."""
         self.poll()
         self.events.append((Mark.UNPACK, number))
-        layout, self.quiet = self.layouts[number], True
-        try:
-            if isinstance(layout, torch.Tensor):
-                self.events.append((Mark.RELEASE, number))
-                return layout
+        kept, layout = self.layouts[number]
+        if self.saves[number] < 0:
+            assert kept is not None
+            self.events.append((Mark.RELEASE, number))
+            return kept
+        with self._unseen():
             shape, strides, dtype, device = layout
             made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-        finally:
-            self.quiet = False
+            if self.values:
+                made.untyped_storage().fill_(0)
+                if kept is not None:
+                    _compact(made).copy_(kept)
         key = storage_key(made)
         self.by_key[key] = self._storage(made, Kind.ACTIVATION)
         self.unpacked[number] = key, watch_storage(made)
@@ -278,16 +334,17 @@ class _Recorder:
 
         return enter
 
-    def _exit(self, _module: Any, _args: Any, _result: Any) -> None:
+    def _exit(self, _module: Any, _args: Any, result: Any) -> None:
         self.poll()
         number = self.open.pop()
-        self.calls[number] = self.calls[number]._replace(end=len(self.events))
+        outputs = tuple(dict.fromkeys(self.known(one) for one in _tensors(result)))
+        self.calls[number] = self.calls[number]._replace(end=len(self.events), outputs=outputs)
         self.events.append((Mark.EXIT, number))
 
     def finish(self, model: nn.Module) -> StepTape:
         """Measure the ops, and put everything together."""
         inputs, real = zip(*self.real, strict=True)
-        where = environment(real)
+        where = environment([torch.empty(0)])
         kept = [one for one in self.ops if one.creates or one.mutates]
         part = Part(len(kept), inputs)
         graph = Graph(

@@ -1,4 +1,4 @@
-"""One training step of plain PyTorch on shapes alone: ops, what autograd saves, and who holds what until when.
+"""One training step of plain PyTorch: ops, what autograd saves, and who holds what until when.
 
     forward                                     backward
     enter  op op(pack) free ... exit | enter ... | unpack op op release | unpack op release ...
@@ -34,12 +34,14 @@ class ModuleCall(NamedTuple):
         start: position of its `Mark.ENTER` among the events.
         end: position of its `Mark.EXIT`.
         inputs: storages of its arguments.
+        outputs: storages of its result.
     """
 
     path: str
     start: int
     end: int
     inputs: tuple[StorageId, ...]
+    outputs: tuple[StorageId, ...] = ()
 
 
 class StepTape(NamedTuple):
