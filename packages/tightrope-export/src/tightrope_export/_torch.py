@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightrope.capture._torch import is_random as is_random
@@ -24,3 +25,9 @@ class OpWatch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._after(func, args, kwargs or {}, result)
         return result
+
+
+def running_node() -> int:
+    """Number of the node of autograd that is running, -1 where none is."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else int(node._sequence_nr())

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from tightrope.core import Bytes, InfeasibleError, Kind, format_bytes
 from tightrope_export.peak import Walker
 from tightrope_export.values.form import Form, Promise, Region, Saved, Target
-from tightrope_export.values.tape import Mark
+from tightrope_export.values.tape import Mark, StepTape
 
 MOST: Final = 2_500
 """Walks of one search."""
@@ -89,7 +89,7 @@ def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = Hints()
     Raises:
         InfeasibleError: no form that was found holds it; has the smallest.
     """
-    search = _Search(walker, budget, hints)
+    search = Search(walker, budget, hints)
     if target == "hf":
         found = [(form, name) for name in search.lists for form in [search.best(search.lists[name])]]
         form, layers = min(found or [((), "")], key=lambda one: search.rank(one[0]))
@@ -98,13 +98,13 @@ def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = Hints()
     return search.checked(search.selective(form) if target == "sac" else form)
 
 
-class _Search:
+class Search:
     """One search; remembers what it walked."""
 
     def __init__(self, walker: Walker, budget: Bytes, hints: Hints) -> None:
         self.walker, self.budget, self.hints, self.left = walker, budget, hints, MOST
         able = [path for path in walker.by_path if not refusal(walker, path)]
-        kept = {path: self._weight(path) for path in able}
+        kept = {path: self.weight(path) for path in able}
         self.candidates = tuple(sorted(able, key=lambda path: -kept[path])[:_CANDIDATES])
         wide = {
             name: tuple(one for one in members if one in kept) for name, members in walker.tape.lists.items()
@@ -112,12 +112,19 @@ class _Search:
         self.lists = {name: members for name, members in wide.items() if members}
         self.seen: set[Form] = set()
 
-    def _weight(self, path: str) -> Bytes:
+    def weight(self, path: str) -> Bytes:
+        """Bytes that autograd saves in a module."""
         tape = self.walker.tape
         saves = {tape.saves[s] for n in self.walker.by_path[path] for s in self.walker.extents[n].saves}
         return sum(self.walker.sizes[storage] for storage in saves if storage >= 0)
 
+    @property
+    def tape(self) -> StepTape:
+        """Of the step."""
+        return self.walker.tape
+
     def promise(self, form: Form) -> Promise:
+        """The figures of a form."""
         if form not in self.seen:
             self.seen.add(form)
             self.left -= 1
@@ -130,6 +137,11 @@ class _Search:
         return not fits, found.ns if fits else found.total, found.total if fits else found.ns
 
     def checked(self, form: Form, layers: str = "") -> Chosen:
+        """A form that holds the budget.
+
+        Raises:
+            InfeasibleError: it does not; has the smallest that was walked.
+        """
         found = self.promise(form)
         if found.total > self.budget:
             smallest = min(map(self.walker.promise, self.seen), key=lambda one: one.total)
@@ -191,7 +203,7 @@ class _Search:
         better = True
         while better and self.left > 0:
             better = False
-            for region in sorted(form, key=lambda one: -self._weight(one.path)):
+            for region in sorted(form, key=lambda one: -self.weight(one.path)):
                 without = tuple(one for one in form if one != region)
                 inner = [path for path in candidates if path.startswith(f"{region.path}.")]
                 near = [without, *(_with(without, path) for path in inner[:12])]

@@ -14,7 +14,7 @@ Gaps        A save that no backward asks for goes with the one before it.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from tightrope.core import Bytes, Nanoseconds, Op, OpId, StorageId
 from tightrope_export.values.form import Form, Promise
@@ -26,13 +26,20 @@ _Key: TypeAlias = tuple[int, int]
 """A storage, and the call that made it again, or -1."""
 
 
-class Costs(tuple[Nanoseconds, Nanoseconds, Nanoseconds]):
-    """Time of torch's own work: per module that runs again, per save in it, and per op under a policy."""
+class Costs(NamedTuple):
+    """Time of torch's own work, on top of kernels.
 
-    __slots__ = ()
+    Attributes:
+        region: of a module that runs again.
+        save: of what autograd saves in it.
+        policy: of an op under a selective policy, in both runs.
+        op: of an op in both directions of a plain step.
+    """
 
-
-FREE_OF_CHARGE: Final = Costs((0, 0, 0))
+    region: Nanoseconds = 0
+    save: Nanoseconds = 0
+    policy: Nanoseconds = 0
+    op: Nanoseconds = 0
 
 
 @dataclass(slots=True)
@@ -62,7 +69,7 @@ class Walker:
         costs: of torch's own work.
     """
 
-    def __init__(self, tape: StepTape, costs: Costs = FREE_OF_CHARGE) -> None:
+    def __init__(self, tape: StepTape, costs: Costs = Costs()) -> None:
         self.tape, self.costs = tape, costs
         self.sizes = tuple(storage.size for storage in tape.graph.storages)
         self.inside = tuple(_inside(tape, op) for op in tape.graph.ops)
@@ -79,7 +86,7 @@ class Walker:
             walk = _Walk(self, form)
             walk.run()
             again = tuple(sorted(walk.again.items()))
-            base = self.tape.base_ns
+            base = self.tape.base_ns + self.costs.op * len(self.tape.graph.ops) // 2
             self._known[form] = Promise(
                 walk.peak, self.tape.persistent, base + walk.ns, base, again, walk.held
             )
@@ -184,8 +191,9 @@ class _Walk:
         self.open[extent.call] = found
         self.of_save.update(dict.fromkeys(extent.saves, found))
         self.policy.update(dict.fromkeys(kept, found))
-        region, save, op = self.walker.costs
-        self.ns += region + save * len(extent.saves) + (2 * op * len(extent.ops) if saved else 0)
+        costs, num = self.walker.costs, len(extent.ops)
+        self.ns += costs.region + costs.save * len(extent.saves) + costs.op // 2 * num
+        self.ns += costs.policy * num if saved else 0
 
     def run(self) -> None:
         for at, (kind, number) in enumerate(self.tape.events):

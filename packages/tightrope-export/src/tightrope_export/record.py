@@ -45,7 +45,7 @@ from tightrope.native.hook.allocator import allocator
 from tightrope.price.device import alignment_on, device_named
 from tightrope.price.ops import price_ops
 from tightrope.price.store import PriceStore
-from tightrope_export._torch import IGNORED, OpWatch, is_random
+from tightrope_export._torch import IGNORED, OpWatch, is_random, running_node
 from tightrope_export.values.tape import Mark, ModuleCall, StepTape
 
 _STATISTICS: Final = {"aten.native_batch_norm.default": (3, 4, 5), "aten.cudnn_batch_norm.default": (3, 4, 5)}
@@ -155,6 +155,7 @@ class _Recorder:
         self.saves: list[int] = []
         self.layouts: list[tuple[torch.Tensor | None, tuple[Any, ...]]] = []
         self.unpacked: dict[int, tuple[int, Callable[[], bool]]] = {}
+        self.asked: dict[int, int] = {}
         self.calls: list[ModuleCall] = []
         self.open: list[int] = []
         self.real: list[tuple[Input, torch.Tensor]] = []
@@ -193,6 +194,10 @@ class _Recorder:
         """Note what has gone since the last event."""
         if self.quiet:
             return
+        node = running_node() if self.asked else -1
+        for number in [one for one, at in self.asked.items() if at != node]:
+            del self.asked[number]
+            self.events.append((Mark.RELEASE, number))
         for number, (key, expired) in [*self.unpacked.items()]:
             if expired():
                 del self.unpacked[number]
@@ -296,7 +301,7 @@ class _Recorder:
         kept, layout = self.layouts[number]
         if self.saves[number] < 0:
             assert kept is not None
-            self.events.append((Mark.RELEASE, number))
+            self.asked[number] = running_node()
             return kept
         with self._unseen():
             shape, strides, dtype, device = layout
@@ -322,7 +327,7 @@ class _Recorder:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
             stack.enter_context(OpWatch(self.poll, self.op))
             yield
-            self.poll()
+            self.poll()  # outside of the backward: everything that was asked for is gone
 
     def _enter(self, path: str) -> Callable[[Any, Any, Any], None]:
         def enter(_module: Any, args: Any, kwargs: Any) -> None:

@@ -18,6 +18,7 @@ Forecast: {forecast}.
 """
 
 import functools
+import types
 from typing import Any
 
 import torch
@@ -81,18 +82,16 @@ def _contexts(owners: list[tuple[nn.Module, str]], saved: frozenset[tuple[str, i
 '''
 _APPLY = '''
 def _wrapped(module: nn.Module, path: str) -> Any:
-    forward, saved = module.forward, frozenset(REGIONS[path])
-    owners = [(module.get_submodule(owner), name) for owner, name in STATISTICS.get(path, ())]
+    saved, statistics = frozenset(REGIONS[path]), STATISTICS.get(path, [])
 
-    @functools.wraps(forward)
-    def again(*args: Any, **kwargs: Any) -> Any:
+    def again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        forward = functools.partial(type(self).forward, self, **kwargs)
         if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        own = owners if module.training else []
-        call = functools.partial(forward, **kwargs)
-        return checkpoint(call, *args, use_reentrant=False, context_fn=lambda: _contexts(own, saved))
+            return forward(*args)
+        owners = [(self.get_submodule(owner), name) for owner, name in statistics if self.training]
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: _contexts(owners, saved))
 
-    return again
+    return types.MethodType(again, module)
 
 
 def apply(model: nn.Module) -> nn.Module:

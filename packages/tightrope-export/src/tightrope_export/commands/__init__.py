@@ -1,0 +1,1 @@
+"""The command `export`, which is an entry point."""

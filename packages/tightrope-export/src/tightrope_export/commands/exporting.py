@@ -1,0 +1,125 @@
+"""The command ``export``, without its words."""
+
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from tightrope.cli.planning import Request, plan_source
+from tightrope.cli.sources import source_of
+from tightrope.cli.target import Built
+from tightrope.core import Bytes, Compute, FingerprintError, Graph, Phase, Plan, parse_bytes
+from tightrope.core.writing import write_whole
+from tightrope.plan import whole_bytes
+from tightrope_export.choose import Chosen, Hints, Search, choose
+from tightrope_export.costs import measured_costs
+from tightrope_export.engines import choose_setting
+from tightrope_export.judge import findings
+from tightrope_export.peak import Walker
+from tightrope_export.play import Player, imported, shown
+from tightrope_export.record import record_step
+from tightrope_export.values.form import Promise, Target
+from tightrope_export.write import python_file
+
+
+class Exported(NamedTuple):
+    """What was written, and the plan that it was made from."""
+
+    target: str
+    budget: Bytes
+    chosen: Chosen
+    whole: Promise
+    plan: Plan
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by name."""
+        promise, said = self.chosen.promise, self.plan.forecast
+        more = 100 * (promise.ratio - 1)
+        planned = 100 * (said.ns / max(said.base_ns, 1) - 1)
+        return {
+            "target": self.target,
+            "budget_bytes": self.budget,
+            "forecast_bytes": promise.total,
+            "forecast_peak_bytes": promise.peak,
+            "whole_bytes": self.whole.total,
+            "more_time_percent": round(more, 2),
+            "plan_bytes": said.total,
+            "plan_more_time_percent": round(planned, 2),
+            "coarser": promise.total > said.total or more > planned,
+            "modules": len(self.chosen.form),
+            "results_kept": sum(len(region.saved) for region in self.chosen.form),
+            "regions": [{"path": one.path, "saved": one.saved} for one in self.chosen.form],
+        }
+
+
+def exported(
+    target: str, built: Built, plan: Plan | None, budget: str | None, to: str, output: Path
+) -> Exported:
+    """Plan where there is no plan, choose a form and write it.
+
+    Raises:
+        FingerprintError: the plan was made for another model.
+        InfeasibleError: no form holds the budget.
+        TightropeError: the model cannot be recorded.
+    """
+    on_meta = any(one.is_meta for one in built.model.parameters())
+    source = source_of(target)
+    if plan is None:
+        assert budget is not None
+        plan, _ = plan_source(source, Request(budget, "auto", "given", None, 0, None))
+    elif plan.fingerprint != source.graph.fingerprint:
+        raise FingerprintError(
+            f"the plan was made for graph {plan.fingerprint[:12]}, and {target!r:.200} is "
+            f"{source.graph.fingerprint[:12]}: plan it again."
+        )
+    limit = plan.budget if budget is None else parse_bytes(budget, whole=whole_bytes(source.graph))
+    tape = record_step(built.model, built.args, built.kwargs, values=not on_meta)
+    walker, hints = Walker(tape, measured_costs()), hints_of(source.graph, plan)
+    if to in ("torchtitan", "megatron"):
+        chosen, text = choose_setting(Search(walker, limit, hints), to)
+        text = ("[activation_checkpoint]\n" if to == "torchtitan" else "") + text
+    else:
+        chosen = choose(walker, cast("Target", to), limit, hints)
+        text = written(walker, chosen, type(built.model).__name__, output.stem)
+    write_whole(output, text.encode())
+    return Exported(to, limit, chosen, walker.promise(()), plan)
+
+
+def written(walker: Walker, chosen: Chosen, model: str, stem: str) -> str:
+    """The text of a Python file for a form."""
+    statistics = {
+        region.path: [
+            (owner.removeprefix(region.path).removeprefix("."), name)
+            for owner, names in walker.statistics(region.path).items()
+            for name, _ in names
+        ]
+        for region in chosen.form
+    }
+    return python_file(
+        chosen.form,
+        chosen.promise,
+        {path: names for path, names in statistics.items() if names},
+        model=model,
+        stem=stem,
+        layers=chosen.layers,
+    )
+
+
+def hints_of(graph: Graph, plan: Plan) -> Hints:
+    """What a plan computes again, and what it keeps for the backward."""
+    base = {op.variant: op.id for op in graph.ops if op.variant >= 0}
+    seen: set[int] = set()
+    again: set[int] = set()
+    for step in plan.schedule.steps:
+        if isinstance(step, Compute):
+            op = base.get(step.op, step.op)
+            (again if op in seen else seen).add(op)
+    late = {storage for op in graph.ops if op.phase is Phase.BACKWARD for storage in op.reads}
+    kept = {op.id for op in graph.ops if op.id not in again and not late.isdisjoint(op.creates)}
+    named = [{(graph.ops[op].module, graph.ops[op].target) for op in ops} for ops in (again, kept)]
+    return Hints(frozenset(named[0]), frozenset(named[1] - named[0]))
+
+
+def judged(found: Exported, built: Built, output: Path) -> list[str]:
+    """Run a written file, and list what was not as promised."""
+    plain = Player(built.model, built.args, built.kwargs)
+    changed = Player(built.model, built.args, built.kwargs, imported(output).apply)
+    return findings(found.chosen.promise, shown(plain, changed))
