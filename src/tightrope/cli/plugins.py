@@ -42,6 +42,7 @@ class PluginCommand(NamedTuple):
 
 KNOWN: Final = {
     "experts": PluginCommand("experts", "Forecast the bytes of a layer of experts."),
+    "export": PluginCommand("export", "Write what to recompute for other engines."),
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),
     "hypergraph": PluginCommand("forms", "Measure a convolution over a hypergraph."),
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
