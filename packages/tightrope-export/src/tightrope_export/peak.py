@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from tightrope.core import Bytes, Nanoseconds, Op, OpId, StorageId
+from tightrope.core import Bytes, Nanoseconds, Op, OpId, Phase, StorageId
 from tightrope_export.values.form import Form, Promise
 from tightrope_export.values.tape import Mark, StepTape
 
@@ -33,13 +33,15 @@ class Costs(NamedTuple):
         region: of a module that runs again.
         save: of what autograd saves in it.
         policy: of an op under a selective policy, in both runs.
-        op: of an op in both directions of a plain step.
+        op: of an op in both directions of a plain step, where Python does little.
+        python: of an op of a forward.
     """
 
     region: Nanoseconds = 0
     save: Nanoseconds = 0
     policy: Nanoseconds = 0
     op: Nanoseconds = 0
+    python: Nanoseconds = 0
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class Walker:
         for number, call in enumerate(tape.calls):
             self.by_path.setdefault(call.path, []).append(number)
         self.released = _releases(tape)
+        late = sum(op.phase is Phase.BACKWARD for op in tape.graph.ops)
+        self.around = costs.python * (len(tape.graph.ops) - late) + costs.op // 2 * late
         self._known: dict[Form, Promise] = {}
 
     def promise(self, form: Form) -> Promise:
@@ -86,9 +90,9 @@ class Walker:
             walk = _Walk(self, form)
             walk.run()
             again = tuple(sorted(walk.again.items()))
-            base = self.tape.base_ns + self.costs.op * len(self.tape.graph.ops) // 2
+            base = self.tape.base_ns + self.around
             self._known[form] = Promise(
-                walk.peak, self.tape.persistent, base + walk.ns, base, again, walk.held
+                walk.peak, self.tape.persistent, base + walk.ns, base, again, walk.held, walk.saved
             )
         return self._known[form]
 
@@ -169,6 +173,7 @@ class _Walk:
         self.walker, self.tape = walker, walker.tape
         self.now = self.peak = self.held = 0
         self.ns: Nanoseconds = 0
+        self.saved = len(self.tape.saves)
         self.holds: dict[_Key, int] = {}
         self.again: Counter[str] = Counter()
         self.open: dict[int, _Open] = {}
@@ -191,8 +196,9 @@ class _Walk:
         self.open[extent.call] = found
         self.of_save.update(dict.fromkeys(extent.saves, found))
         self.policy.update(dict.fromkeys(kept, found))
+        self.saved += self.tape.calls[extent.call].places - len(extent.saves)
         costs, num = self.walker.costs, len(extent.ops)
-        self.ns += costs.region + costs.save * len(extent.saves) + costs.op // 2 * num
+        self.ns += costs.region + costs.save * len(extent.saves) + costs.python * num
         self.ns += costs.policy * num if saved else 0
 
     def run(self) -> None:

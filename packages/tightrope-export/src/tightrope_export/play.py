@@ -7,6 +7,7 @@ import statistics as averages
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,6 +85,7 @@ class Player:
         self.model.zero_grad(set_to_none=True)
         return found
 
+    @cached_property
     def bits(self) -> dict[str, bytes]:
         """The bits of the loss, of all gradients and of all buffers after a step."""
         self.reset()
@@ -95,6 +97,7 @@ class Player:
         self.model.zero_grad(set_to_none=True)
         return found
 
+    @cached_property
     def ops(self) -> Counter[str]:
         """How often each op runs in a step."""
         found: Counter[str] = Counter()
@@ -107,6 +110,21 @@ class Player:
             self.step()
         self.model.zero_grad(set_to_none=True)
         return Counter({name: times for name, times in found.items() if name not in IGNORED})
+
+    @cached_property
+    def saved(self) -> int:
+        """How many tensors autograd saves in a step, as hooks around it see."""
+        found: list[None] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(None)
+            return tensor
+
+        self.reset()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self.step()
+        self.model.zero_grad(set_to_none=True)
+        return len(found)
 
     def seconds(self) -> float:
         """Thread-CPU time of one step."""
@@ -122,18 +140,18 @@ def _bits(tensor: torch.Tensor) -> bytes:
 
 def shown(plain: Player, changed: Player) -> Shown:
     """Run both and compare."""
-    with_, without = changed.ops(), plain.ops()
+    with_, without = changed.ops, plain.ops
     again = {name: with_[name] - without[name] for name in with_ if with_[name] > without[name]}
-    ours, theirs = changed.bits(), plain.bits()
+    ours, theirs = changed.bits, plain.bits
     differs = tuple(name for name in theirs if ours.get(name) != theirs[name])
-    return Shown(changed.peak(), tuple(sorted(again.items())), differs)
+    return Shown(changed.peak(), tuple(sorted(again.items())), changed.saved, differs)
 
 
-def time_ratio(plain: Player, changed: Player, pairs: int) -> float:
-    """The median ratio of the times of two steps, run in turn."""
+def time_ratio(first: Player, second: Player, pairs: int) -> float:
+    """The median ratio of the times of two steps, the second over the first, run in pairs of both orders."""
     found = []
-    for number in range(pairs + 2):
-        pair = (changed, plain) if number % 2 else (plain, changed)
-        spent = {id(one): one.seconds() for one in pair}
-        found.append(spent[id(changed)] / max(spent[id(plain)], 1e-9))
-    return averages.median(found[2:])
+    for number in range(pairs + 1):
+        order = (first, second) if number % 2 else (second, first)
+        spent = {id(one): one.seconds() for one in order}
+        found.append(spent[id(second)] / max(spent[id(first)], 1e-9))
+    return averages.median(found[1:])

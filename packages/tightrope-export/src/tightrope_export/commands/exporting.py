@@ -72,7 +72,8 @@ def exported(
         )
     limit = plan.budget if budget is None else parse_bytes(budget, whole=whole_bytes(source.graph))
     tape = record_step(built.model, built.args, built.kwargs, values=not on_meta)
-    walker, hints = Walker(tape, measured_costs()), hints_of(source.graph, plan)
+    costs = measured_costs(tape, built.model, built.args, built.kwargs)
+    walker, hints = Walker(tape, costs), hints_of(source.graph, plan)
     if to in ("torchtitan", "megatron"):
         chosen, text = choose_setting(Search(walker, limit, hints), to)
         text = ("[activation_checkpoint]\n" if to == "torchtitan" else "") + text

@@ -35,6 +35,7 @@ class Promise(NamedTuple):
         base_ns: time of the step that computes everything once.
         again: (op, times) for what is computed again.
         held: bytes above what the caller holds when the backward begins.
+        saved: tensors that autograd saves outside of what runs again, its arguments included.
     """
 
     peak: Bytes
@@ -43,6 +44,7 @@ class Promise(NamedTuple):
     base_ns: Nanoseconds
     again: tuple[tuple[str, int], ...]
     held: Bytes = 0
+    saved: int = 0
 
     @property
     def total(self) -> Bytes:
@@ -61,9 +63,11 @@ class Shown(NamedTuple):
     Attributes:
         peak: most bytes of the allocator above those before the step.
         again: (op, times) for what ran more often than without the file.
+        saved: tensors that autograd saved, as hooks outside of the modules saw it.
         differs: names of losses, gradients and buffers whose bits differ from the plain model's.
     """
 
     peak: Bytes
     again: tuple[tuple[str, int], ...]
+    saved: int
     differs: tuple[str, ...]

@@ -35,6 +35,7 @@ class ModuleCall(NamedTuple):
         end: position of its `Mark.EXIT`.
         inputs: storages of its arguments.
         outputs: storages of its result.
+        places: number of tensors among its positional arguments.
     """
 
     path: str
@@ -42,6 +43,7 @@ class ModuleCall(NamedTuple):
     end: int
     inputs: tuple[StorageId, ...]
     outputs: tuple[StorageId, ...] = ()
+    places: int = 0
 
 
 class StepTape(NamedTuple):
