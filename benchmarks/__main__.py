@@ -78,6 +78,7 @@ _QUESTIONS = {
     "fabric": _of_plugin("fabric"),
     "evict": _of_plugin("evict"),
     "experts": _of_plugin("experts"),
+    "export": _of_plugin("export"),
     "fleet": _of_plugin("fleet"),
     "forms": _of_plugin("forms"),
     "sequence": _of_plugin("sequence"),
