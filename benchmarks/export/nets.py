@@ -28,7 +28,8 @@ def _language(net: Any, length: int = 96, batch: int = 4) -> _Made:
 
 def _mlp() -> _Made:
     layers = (
-        nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 384), nn.GELU(), nn.Linear(384, 192)) for _ in range(6)
+        nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 384), nn.GELU(), nn.Linear(384, 192))
+        for _ in range(6)
     )
     return CrossEntropy(nn.Sequential(*layers)), (torch.randn(1024, 192), torch.randint(192, (1024,)))
 

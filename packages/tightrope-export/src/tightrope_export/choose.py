@@ -234,7 +234,9 @@ class Search:
         for (_, name), (_, paths, _) in groups:
             for part in (paths, paths[: len(paths) // 2], *([one] for one in paths)):
                 new = [path for path in part if name not in saved[path]]
-                trial = {path: {**own, **({name: None} if path in new else {})} for path, own in saved.items()}
+                trial = {
+                    path: {**own, **({name: None} if path in new else {})} for path, own in saved.items()
+                }
                 if new and self.left > 0 and self.promise(_saving(trial)).total <= self.budget:
                     saved = trial
         kept = _saving(saved)

@@ -40,7 +40,11 @@ def choose_setting(search: Search, engine: str) -> tuple[Chosen, str]:
         TightropeError: the model has no list whose members can all be computed again.
         InfeasibleError: no setting holds the budget; has the smallest.
     """
-    whole = {name: members for name, members in search.lists.items() if len(members) == len(search.tape.lists[name])}
+    whole = {
+        name: members
+        for name, members in search.lists.items()
+        if len(members) == len(search.tape.lists[name])
+    }
     if not whole:
         raise TightropeError(
             f"the model has no list of layers that {engine} could compute again: use --to blocks."

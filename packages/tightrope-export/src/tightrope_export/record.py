@@ -202,9 +202,7 @@ class _Recorder:
         size = int(tensor.untyped_storage().nbytes())
         path = self.calls[self.open[-1]].path if self.open else ""
         number = len(self.storages)
-        self.storages.append(
-            Storage(number, size, kind, external=external, label=label(tensor), module=path)
-        )
+        self.storages.append(Storage(number, size, kind, external=external, label=label(tensor), module=path))
         return number
 
     def known(self, tensor: torch.Tensor) -> int:
@@ -276,7 +274,9 @@ class _Recorder:
         found: set[int] = set()
         for position, one in enumerate(function._schema.arguments):
             if one.is_write:
-                given = arguments[position] if position < len(arguments) else self.written(kwargs.get(one.name))
+                given = (
+                    arguments[position] if position < len(arguments) else self.written(kwargs.get(one.name))
+                )
                 found.update(view.base for view in views(given) if view.base >= 0)
         places = _STATISTICS.get(str(function))
         if places is not None and arguments[places[2]]:
@@ -384,7 +384,9 @@ class _Recorder:
             priced = price_ops(graph, real, allocator=hook, store=PriceStore(where)).graph
         measured = dict(zip((op.id for op in kept), priced.ops, strict=True))
         ops = tuple(_numbered(measured.get(op.id, op), op.id) for op in self.ops)
-        whole = fitted(Graph(ops, priced.storages, (), (), graph.name, where), alignment_on(device_named(where)))
+        whole = fitted(
+            Graph(ops, priced.storages, (), (), graph.name, where), alignment_on(device_named(where))
+        )
         lists = {
             path: tuple(f"{path}.{name}" if path else name for name, _ in module.named_children())
             for path, module in model.named_modules()

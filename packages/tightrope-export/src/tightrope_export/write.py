@@ -58,12 +58,12 @@ class _Nothing:
         pass
 
 '''
-_PLAIN_CONTEXTS = '''
+_PLAIN_CONTEXTS = """
 def _contexts(owners: list[tuple[nn.Module, str]], saved: frozenset[tuple[str, int]]) -> tuple[Any, Any]:
     return _Nothing(), _Again(owners)
 
-'''
-_CONTEXTS = '''
+"""
+_CONTEXTS = """
 def _contexts(owners: list[tuple[nn.Module, str]], saved: frozenset[tuple[str, int]]) -> tuple[Any, Any]:
     if not saved:
         return _Nothing(), _Again(owners)
@@ -79,7 +79,7 @@ def _contexts(owners: list[tuple[nn.Module, str]], saved: frozenset[tuple[str, i
     first, second = create_selective_checkpoint_contexts(policy)
     return first, _Again(owners, second)
 
-'''
+"""
 _APPLY = '''
 def _wrapped(module: nn.Module, path: str) -> Any:
     saved, statistics = frozenset(REGIONS[path]), STATISTICS.get(path, [])
@@ -140,7 +140,7 @@ def python_file(
         check_path(region.path)
         for name, _ in region.saved:
             if not all(part.isidentifier() for part in name.split(".")):
-                raise TightropeError(f"{printable(name):.80!r} is no name of an op: plan the model again.")
+                raise TightropeError(f"{printable(name)[:80]!r} is no name of an op: plan the model again.")
     selective = any(region.saved for region in form)
     names = ["CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts"]
     head = _HEAD.format(
@@ -156,7 +156,9 @@ def python_file(
         check_path(layers)
         numbers = [int(region.path.rpartition(".")[2]) for region in form]
         parts.append(f"\nLAYERS = {_text(layers)}\nCOMPUTED_AGAIN = {_numbers(numbers)}\n")
-        parts.append('REGIONS: dict[str, list[tuple[str, int]]] = {f"{LAYERS}.{n}": [] for n in COMPUTED_AGAIN}\n')
+        parts.append(
+            'REGIONS: dict[str, list[tuple[str, int]]] = {f"{LAYERS}.{n}": [] for n in COMPUTED_AGAIN}\n'
+        )
     else:
         parts.append("\nREGIONS: dict[str, list[tuple[str, int]]] = {\n")
         for region in form:
@@ -187,7 +189,9 @@ def check_path(path: str) -> None:
     >>> check_path("layers.0.mlp")
     """
     parts = path.split(".")
-    if len(path) > 400 or not all(part.isidentifier() or (part.isascii() and part.isdigit()) for part in parts):
+    if len(path) > 400 or not all(
+        part.isidentifier() or (part.isascii() and part.isdigit()) for part in parts
+    ):
         raise TightropeError(f"{printable(path)[:80]!r} is no path of a module: rename it, and export again.")
 
 

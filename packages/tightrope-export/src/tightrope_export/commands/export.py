@@ -43,9 +43,7 @@ def export(
     ],
     to: Annotated[ExportTarget, typer.Option(help="What is written; see below.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Write it here.")],
-    model: Annotated[
-        str | None, typer.Option(help="FILE.py:FUNCTION that the plan was made from.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION that the plan was made from.")] = None,
     budget: Annotated[
         str | None, typer.Option(help="Total bytes, or a share, where no plan is given: 8GiB, 60%.")
     ] = None,
