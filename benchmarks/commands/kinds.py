@@ -124,6 +124,8 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
     ("plan", "graph"): "graph",
     ("plan", "order"): "word",
     ("run", "budget"): "bytes",
+    ("export", "source"): "graph",
+    ("export", "to"): "word",
     ("curve", "graph"): "graph",
     ("estimate", "machines"): "flag",
     ("streams", "machine"): "word",

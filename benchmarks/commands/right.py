@@ -52,6 +52,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "doctor": {},
     "estimate": {"target": "@train.py:build"},
     "explain": {"plan": "@step.plan.json", "graph": "@step.graph.json"},
+    "export": {"source": "@layers.py:build", "budget": "1MiB", "to": "blocks", "output": "@out.py"},
     "experts": {"tokens": "64", "dim": "8", "hidden": "8", "experts": "4"},
     "fleet": {"profile": "@fleet.toml"},
     "hypergraph": {"file": "@pairs.csv"},
