@@ -7,22 +7,21 @@ Idea        The model runs once under a mode that sees every op, with hooks on w
 Source      torch.autograd.graph.saved_tensors_hooks, which torch.utils.checkpoint is built on.
 Guarantee   Parameters, buffers and random states of the caller are unchanged.
 Complexity  One step, at the bytes of a forward without gradients; every distinct op is measured once.
-Gaps        On shapes alone, a forward that branches on values is refused, and code that asks whether it is
-            traced may answer otherwise. Bytes that kernels take behind torch's allocator are not counted.
-            A backward that cannot run on zeros cannot be recorded.
+Gaps        Models on the meta device have no values to run on. Bytes that kernels take behind torch's
+            allocator are not counted. A backward that cannot run on zeros cannot be recorded.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tightrope.capture._torch import real_tensors, shapes_only, storage_key, watch_storage
+from tightrope.capture._torch import real_tensors, storage_key, watch_storage
 from tightrope.capture.dynamo import environment
 from tightrope.capture.typed import Writer, label, view_of
 from tightrope.core import (
@@ -53,27 +52,17 @@ _STATISTICS: Final = {"aten.native_batch_norm.default": (3, 4, 5), "aten.cudnn_b
 """Ops that write statistics without saying so: places of the two, and of whether they do."""
 
 
-def record_step(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, values: bool = True
-) -> StepTape:
+def record_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> StepTape:
     """Record forward and backward of ``model(*args, **kwargs)``, which returns the loss.
-
-    Args:
-        model: parameters and buffers stay as they are.
-        args: of the call.
-        kwargs: likewise.
-        values: run the forward on values, holding nothing for the backward; False = on shapes alone, which
-            a model on the meta device needs.
 
     Raises:
         CaptureError: the step cannot be recorded.
         TightropeError: the model returns no loss.
     """
-    recorder, given = _Recorder(values), (tuple(args), dict(kwargs or {}))
-    with _stand_ins(values) as stand_in:
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        held = {name: stand_in(tensor) for name, tensor in state.items()}
-        mine = tree_map_only(torch.Tensor, stand_in, given)
+    recorder, given = _Recorder(), (tuple(args), dict(kwargs or {}))
+    with torch.random.fork_rng(devices=[]):
+        state, held = _apart(model)
+        mine = tree_map_only(torch.Tensor, _copied, given)
         for name, tensor in held.items():
             kind = Kind.PARAMETER if isinstance(state[name], nn.Parameter) else Kind.BUFFER
             recorder.external(tensor, state[name], kind, name)
@@ -83,7 +72,7 @@ def record_step(
             try:
                 result = functional_call(model, held, *mine)
                 recorder.turn = len(recorder.events)
-                loss_of(result).backward()
+                torch.autograd.backward(loss_of(result))
             except TightropeError:
                 raise
             except Exception as error:
@@ -92,26 +81,14 @@ def record_step(
     return recorder.finish(model)
 
 
-@contextmanager
-def _stand_ins(values: bool) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Give what makes tensors to run a step on, so that the caller's stay as they are."""
-    if values:
-        with torch.random.fork_rng(devices=[]):
-            yield _apart
-        return
-    with shapes_only() as without_values:
-
-        def shaped(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_meta:
-                return cast("torch.Tensor", without_values(tensor))
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            return made.requires_grad_(tensor.requires_grad)
-
-        yield shaped
+def _apart(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The parameters and buffers of a model, and stand-ins that a step may write."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return state, {name: _copied(tensor) for name, tensor in state.items()}
 
 
-def _apart(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the same values: of a parameter the same memory, which a step only reads."""
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same values: of a parameter in the same memory, which a step only reads."""
     if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
         return tensor.detach().requires_grad_(tensor.requires_grad)
     return tensor.clone()
@@ -120,9 +97,8 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 def forward_ns(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], runs: int) -> int:
     """Time the fastest of some forwards that save nothing, in nanoseconds of thread-CPU time."""
     spent = []
-    with _stand_ins(True) as stand_in, torch.autograd.graph.saved_tensors_hooks(_dropped, _lost):
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        held = {name: stand_in(tensor) for name, tensor in state.items()}
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(_dropped, _lost):
+        _, held = _apart(model)
         for _ in range(runs):
             began = time.thread_time_ns()
             functional_call(model, held, tuple(args), dict(kwargs))
@@ -166,8 +142,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 class _Recorder:
     """Mutable state of one recording."""
 
-    def __init__(self, values: bool) -> None:
-        self.values = values
+    def __init__(self) -> None:
         self.events: list[tuple[Mark, int]] = []
         self.turn = 0
         self.ops: list[Op] = []
@@ -303,7 +278,7 @@ class _Recorder:
         layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         self.events.append((Mark.PACK, number))
         with self._unseen():
-            whole = own or (self.values and not tensor.is_floating_point() and not tensor.is_complex())
+            whole = own or not (tensor.is_floating_point() or tensor.is_complex())
             kept = (tensor.detach() if own else _compact(tensor).clone()) if whole else None
         self.layouts.append((kept, layout))
         return number
@@ -328,10 +303,10 @@ class _Recorder:
         with self._unseen():
             shape, strides, dtype, device = layout
             made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            if self.values:
-                made.untyped_storage().fill_(0)
-                if kept is not None:
-                    _compact(made).copy_(kept)
+            flat = torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())
+            flat.zero_()
+            if kept is not None:
+                _compact(made).copy_(kept)
         key = storage_key(made)
         self.by_key[key] = self._storage(made, Kind.ACTIVATION)
         self.unpacked[number] = key, watch_storage(made)
