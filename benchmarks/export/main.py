@@ -72,8 +72,8 @@ class _Bench:
     def over(self, form: Form, blocks: Form) -> float:
         """Time of a form over that of checkpointing every block, in pairs of their own."""
         if form not in self.beside:
-            players = [self.known[one]["player"] for one in (blocks, form)]
-            self.beside[form] = time_ratio(*players, self.pairs) if form != blocks else 1.0
+            first, second = (self.known[one]["player"] for one in (blocks, form))
+            self.beside[form] = time_ratio(first, second, self.pairs) if form != blocks else 1.0
         return self.beside[form]
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -115,8 +115,7 @@ def _smallest(walker: Walker, target: Target) -> int:
     try:
         return choose(walker, target, 1).promise.total
     except InfeasibleError as error:
-        assert error.smallest_found is not None
-        return error.smallest_found
+        return error.smallest_found or 0
 
 
 def run(arguments: Sequence[str], console: Console) -> int:
@@ -160,10 +159,11 @@ def _summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         time = max(some, key=lambda row: abs(row["ratio_off"]))
         over = [row["against_blocks"] for row in some if row["against_blocks"] is not None]
         said = [row["forecast_against_blocks"] for row in some if row["forecast_against_blocks"] is not None]
+        wrong = sum(bool(row["wrong"]) for row in some)
         within = sum(abs(row["ratio_off"]) <= 0.05 for row in some)
         yield (
-            f"{'unseen' if kind else 'seen'}: {len(some)} points, {sum(bool(row['wrong']) for row in some)} wrong; peak "
-            f"off by at most {abs(peak['peak_off']):.2%} ({peak['net']} {peak['target']}); time off by at most "
-            f"{abs(time['ratio_off']):.1%} ({time['net']} {time['target']}), {within} within 5 %; over blocks at "
-            f"their bytes at most {max(over, default=0):.3f} measured, {max(said, default=0):.3f} forecast"
+            f"{'unseen' if kind else 'seen'}: {len(some)} points, {wrong} wrong; peak off by at most "
+            f"{abs(peak['peak_off']):.2%} ({peak['net']} {peak['target']}); time by at most "
+            f"{abs(time['ratio_off']):.1%} ({time['net']} {time['target']}), {within} within 5 %; over "
+            f"blocks at their bytes {max(over, default=0):.3f} measured, {max(said, default=0):.3f} forecast"
         )

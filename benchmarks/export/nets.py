@@ -104,14 +104,9 @@ def _gpt_neox() -> _Made:
 def _t5() -> _Made:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    return _language(
-        T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=_VOCAB, d_model=128, d_kv=32, d_ff=512, num_layers=3, num_heads=4, use_cache=False,
-                decoder_start_token_id=0, pad_token_id=0,
-            )
-        )
-    )  # fmt: skip
+    config = T5Config(vocab_size=_VOCAB, d_model=128, d_kv=32, d_ff=512, num_layers=3, num_heads=4)
+    config.decoder_start_token_id, config.pad_token_id, config.use_cache = 0, 0, False
+    return _language(T5ForConditionalGeneration(config))
 
 
 class _ImageLoss(nn.Module):
@@ -129,7 +124,8 @@ class _ImageLoss(nn.Module):
 def _convnext() -> _Made:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
-    config = ConvNextConfig(hidden_sizes=[32, 64, 96, 128], depths=[2, 2, 3, 2], num_labels=10)
+    config = ConvNextConfig(hidden_sizes=[32, 64, 96, 128], depths=[2, 2, 3, 2])
+    config.num_labels = 10
     return _ImageLoss(ConvNextForImageClassification(config)), images(4, 96, 10)
 
 
@@ -137,9 +133,9 @@ def _swin() -> _Made:
     from transformers import SwinConfig, SwinForImageClassification
 
     config = SwinConfig(
-        image_size=64, patch_size=4, embed_dim=48, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=4,
-        num_labels=10,
-    )  # fmt: skip
+        image_size=64, patch_size=4, embed_dim=48, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=4
+    )
+    config.num_labels = 10
     return _ImageLoss(SwinForImageClassification(config)), images(4, 64, 10)
 
 

@@ -1,4 +1,4 @@
-"""Three small nets that return their loss: blocks of an MLP, a transformer with dropout, one with batch norm."""
+"""Three small nets that return their loss: an MLP, a transformer with dropout, one with batch norm."""
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,8 @@ class Attention(nn.Module):
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(mixed.transpose(1, 2).reshape(b, t, d)))
         x = x if scale is None else x * scale
-        return x + self.drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+        out: Tensor = x + self.drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+        return out
 
 
 class Decoder(nn.Module):

@@ -12,11 +12,11 @@ IGNORED: Final = frozenset({"aten.detach.default", "prim.device.default"})
 """Ops that a selective policy is never shown: torch makes another number of them when it recomputes."""
 
 
-class OpWatch(TorchDispatchMode):
+class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows every op that runs in a ``with`` block, before and after it."""
 
     def __init__(self, before: Callable[[], None], after: Callable[[Any, Any, Any, Any], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._before, self._after = before, after
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

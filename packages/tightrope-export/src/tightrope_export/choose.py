@@ -24,7 +24,7 @@ MOST: Final = 2_500
 """Walks of one search."""
 _CANDIDATES: Final = 160
 _WORTH: Final = 0.05
-"""What a byte less at the turn counts, next to one of the peak: many peaks fall only when two modules change."""
+"""What a byte less at the turn counts, next to one of the peak: some peaks fall only with two modules."""
 
 
 class Hints(NamedTuple):
@@ -32,6 +32,9 @@ class Hints(NamedTuple):
 
     again: frozenset[tuple[str, str]] = frozenset()
     kept: frozenset[tuple[str, str]] = frozenset()
+
+
+NO_HINTS: Final = Hints()
 
 
 class Chosen(NamedTuple):
@@ -77,7 +80,7 @@ def _call_refusal(walker: Walker, number: int, path: str) -> str:
     return ""
 
 
-def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = Hints()) -> Chosen:
+def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINTS) -> Chosen:
     """Choose a form whose forecast holds a budget, at the least time that was found.
 
     Args:
@@ -251,7 +254,7 @@ class Search:
         return form
 
     def _groups(self, form: Form) -> dict[tuple[str, tuple[str, int]], tuple[float, list[str], bool]]:
-        """Results that can be kept: (time per byte, modules, whether a plan keeps them), by kind of module."""
+        """Results that can be kept, by kind of module: (time per byte, modules, whether a plan does)."""
         found: dict[tuple[str, tuple[str, int]], tuple[float, list[str], bool]] = {}
         for region in form:
             calls = self.walker.by_path[region.path]

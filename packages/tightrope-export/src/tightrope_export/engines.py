@@ -1,7 +1,7 @@
 """Settings of engines that choose layers by a count: the form that each setting means here, and its text.
 
-Sources: torchtitan's section ``activation_checkpoint`` (``mode``, ``selective_ac_option``; every n-th layer is
-counted from one), and Megatron's ``--recompute-granularity full --recompute-method block``, which computes
+Sources: torchtitan's section ``activation_checkpoint`` (``mode``, ``selective_ac_option``; every n-th layer
+is counted from one), and Megatron's ``--recompute-granularity full --recompute-method block``, which computes
 the first n layers of a stage again. Neither engine runs here: figures are those of the same layers in plain
 PyTorch, with torch's own checkpoints.
 """

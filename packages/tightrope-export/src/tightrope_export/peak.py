@@ -5,7 +5,7 @@ Idea        Outside of the chosen modules a storage lives while Python or autogr
             first save that the backward asks for, the module runs again up to its last save, and what it
             saves lives until the backward has used it. Results that a selective policy keeps live from
             the first run to the second, which does not compute them.
-Source      torch.utils.checkpoint (without reentrant autograd, early stop), create_selective_checkpoint_contexts.
+Source      torch.utils.checkpoint without reentrant autograd, create_selective_checkpoint_contexts.
 Guarantee   The order of allocations and releases is that of the step, with kernels' temporaries.
 Complexity  Linear in the events of the step and of what runs again.
 Gaps        A save that no backward asks for goes with the one before it.
@@ -44,6 +44,9 @@ class Costs(NamedTuple):
     python: Nanoseconds = 0
 
 
+FREE_OF_CHARGE: Final = Costs()
+
+
 @dataclass(slots=True)
 class Extent:
     """One call of a module that may be computed again.
@@ -71,7 +74,7 @@ class Walker:
         costs: of torch's own work.
     """
 
-    def __init__(self, tape: StepTape, costs: Costs = Costs()) -> None:
+    def __init__(self, tape: StepTape, costs: Costs = FREE_OF_CHARGE) -> None:
         self.tape, self.costs = tape, costs
         self.sizes = tuple(storage.size for storage in tape.graph.storages)
         self.inside = tuple(_inside(tape, op) for op in tape.graph.ops)

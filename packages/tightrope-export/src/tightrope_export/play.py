@@ -26,7 +26,8 @@ from tightrope_export.values.form import Shown
 def imported(path: Path) -> ModuleType:
     """Import a written file."""
     spec = importlib.util.spec_from_file_location(f"exported_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -66,7 +67,7 @@ class Player:
     def step(self) -> Any:
         """Run forward and backward once; returns what the model returned."""
         result = self.model(*self.args, **self.kwargs)
-        loss_of(result).backward()
+        torch.autograd.backward(loss_of(result))
         return result
 
     def peak(self) -> int:

@@ -71,7 +71,7 @@ def python_file(
     filled = {
         "MODEL": model if model.isidentifier() else "a model",
         "STEM": stem if stem.isidentifier() else "recompute",
-        "FORECAST": f"peak {format_bytes(promise.total)} ({promise.total} bytes, of them {promise.peak} above "
+        "FORECAST": f"peak {format_bytes(promise.total)} ({promise.total} bytes, {promise.peak} above "
         f"what the\ncaller holds), {promise.ratio:.3f} times the time of the plain step",
         "IMPORTS": names[0] if selective else names[1],
         "CONTEXTS": _CONTEXTS if selective else _PLAIN_CONTEXTS,

@@ -60,7 +60,6 @@ def exported(
         InfeasibleError: no form holds the budget.
         TightropeError: the model cannot be recorded.
     """
-    on_meta = any(one.is_meta for one in built.model.parameters())
     source = source_of(target)
     if plan is None:
         assert budget is not None
@@ -71,7 +70,7 @@ def exported(
             f"{source.graph.fingerprint[:12]}: plan it again."
         )
     limit = plan.budget if budget is None else parse_bytes(budget, whole=whole_bytes(source.graph))
-    tape = record_step(built.model, built.args, built.kwargs, values=not on_meta)
+    tape = record_step(built.model, built.args, built.kwargs)
     costs = measured_costs(tape, built.model, built.args, built.kwargs)
     walker, hints = Walker(tape, costs), hints_of(source.graph, plan)
     if to in ("torchtitan", "megatron"):

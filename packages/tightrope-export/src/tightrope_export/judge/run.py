@@ -24,9 +24,8 @@ def findings(promise: Promise, shown: Shown) -> list[str]:
     promised, ran = dict(promise.again), dict(shown.again)
     for name in sorted({*promised, *ran}):
         if promised.get(name, 0) != ran.get(name, 0):
-            found.append(
-                f"{name} runs {ran.get(name, 0)} times more than without the file, and not {promised.get(name, 0)}."
-            )
+            more = f"{name} runs {ran.get(name, 0)} times more than without the file"
+            found.append(f"{more}, and not {promised.get(name, 0)}.")
     if promise.saved != shown.saved:
         found.append(f"autograd saves {shown.saved} tensors around the modules, and not {promise.saved}.")
     if shown.peak < 1 or abs(promise.peak - shown.peak) > CLOSE * shown.peak:

@@ -6,7 +6,7 @@ from tightrope.core import Bytes, Nanoseconds
 
 Target: TypeAlias = Literal["sac", "hf", "blocks"]
 Saved: TypeAlias = tuple[tuple[str, int], ...]
-"""Ops of a module by name and by number among those of that name in one call, each of which keeps its result."""
+"""Ops of a module that keep their results: by name, and by number among those of that name in one call."""
 
 
 class Region(NamedTuple):

@@ -55,7 +55,7 @@ class StepTape(NamedTuple):
         turn: position of the first event of the backward.
         saves: storage of each save, -1 where it is the caller's.
         calls: of modules, in the order of their starts.
-        buffers: of each module that writes running statistics, names and storages of the buffers that it writes.
+        buffers: of each module that writes running statistics, names and storages of those.
         lists: paths of the lists of modules, each with the paths of its members.
         writes: by storage, the positions of the events at which it was written in place.
     """
