@@ -23,14 +23,14 @@ from rich.console import Console
 
 from benchmarks.export.nets import NETS, UNSEEN, built
 from tightrope.core import InfeasibleError
-from tightrope_export.choose import Chosen, Hints, Search, choose
+from tightrope_export.choose import ChosenForm, Hints, Search, choose
 from tightrope_export.commands.exporting import written
 from tightrope_export.costs import measured_costs
 from tightrope_export.judge import findings
 from tightrope_export.peak import Walker
 from tightrope_export.play import Player, imported, shown, time_ratio
 from tightrope_export.record import record_step
-from tightrope_export.values.form import Form, Region, Target
+from tightrope_export.values.form import AgainRegion, Form, Target
 
 _TARGETS: Final[tuple[Target, ...]] = ("sac", "hf", "blocks")
 _SHARES: Final = (0.5, 0.8)
@@ -51,10 +51,10 @@ class _Bench:
     def blocks(self) -> Form:
         """Every member of the list that saves most when its members are computed again."""
         search = Search(self.walker, 1, Hints())
-        forms = [tuple(map(Region, members)) for members in search.lists.values() if len(members) > 1]
+        forms = [tuple(map(AgainRegion, members)) for members in search.lists.values() if len(members) > 1]
         return min(forms, key=lambda form: self.walker.promise(form).total, default=())
 
-    def run(self, chosen: Chosen) -> dict[str, Any]:
+    def run(self, chosen: ChosenForm) -> dict[str, Any]:
         """Write a form, run it and time it."""
         if chosen.form not in self.known:
             path = self.folder / f"{self.name}_{len(self.known)}.py"
@@ -80,7 +80,7 @@ class _Bench:
         """Every point of the net."""
         whole, blocks = self.walker.promise(()), self.blocks()
         of_blocks = self.walker.promise(blocks)
-        self.run(Chosen(blocks, of_blocks))
+        self.run(ChosenForm(blocks, of_blocks))
         for target in _TARGETS:
             small = _smallest(self.walker, target)
             budgets = [int(small + share * (whole.total - small)) for share in _SHARES]

@@ -13,14 +13,14 @@ from export_nets import Loss, build_conv, build_decoder, build_mlp
 from torch import Tensor, nn
 
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
-from tightrope_export.choose import Chosen, Hints, Search, choose, refusal
+from tightrope_export.choose import ChosenForm, Hints, Search, choose, refusal
 from tightrope_export.commands.exporting import written
 from tightrope_export.engines import choose_setting
 from tightrope_export.judge import findings
 from tightrope_export.peak import Walker
 from tightrope_export.play import Player, imported, shown
 from tightrope_export.record import record_step
-from tightrope_export.values.form import Promise, Region, Shown, Target
+from tightrope_export.values.form import AgainRegion, FormPromise, Shown, Target
 from tightrope_export.write import check_path, python_file
 
 BUILDS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
@@ -36,15 +36,15 @@ class Case:
         self.walker = Walker(record_step(self.model, self.inputs))
         self.plain = Player(self.model, self.inputs)
 
-    def run(self, chosen: Chosen, folder: Path) -> Shown:
+    def run(self, chosen: ChosenForm, folder: Path) -> Shown:
         """Write a form and run it."""
         path = folder / "recompute.py"
         path.write_text(written(self.walker, chosen, "Loss", "recompute"))
         return shown(self.plain, Player(self.model, self.inputs, None, imported(path).apply))
 
-    def chosen(self, *regions: Region) -> Chosen:
+    def chosen(self, *regions: AgainRegion) -> ChosenForm:
         """A form with its figures."""
-        return Chosen(regions, self.walker.promise(regions))
+        return ChosenForm(regions, self.walker.promise(regions))
 
 
 @pytest.fixture(scope="module", params=BUILDS)
@@ -89,7 +89,7 @@ def test_the_plain_step_is_forecast_to_the_byte(case: Case, tmp_path: Path) -> N
 def test_no_form_is_slower_than_checkpointing_every_block_at_its_bytes(case: Case) -> None:
     search = Search(case.walker, 1, Hints())
     for members in search.lists.values():
-        blocks = case.walker.promise(tuple(map(Region, members)))
+        blocks = case.walker.promise(tuple(map(AgainRegion, members)))
         for target in ("sac", "blocks", "hf"):
             assert choose(case.walker, target, blocks.total).promise.ns <= blocks.ns
 
@@ -98,8 +98,8 @@ def test_kept_results_are_not_computed_again_and_cost_their_bytes(decoder: Case,
     products = [
         name for name in decoder.walker.extents[_call(decoder, "net.layers.1")].names if "addmm" in name[0]
     ]
-    whole = decoder.chosen(Region("net.layers.1"))
-    kept = decoder.chosen(Region("net.layers.1", tuple(products)))
+    whole = decoder.chosen(AgainRegion("net.layers.1"))
+    kept = decoder.chosen(AgainRegion("net.layers.1", tuple(products)))
     assert dict(whole.promise.again)["aten.addmm.default"] == 4
     assert "aten.addmm.default" not in dict(kept.promise.again)
     assert kept.promise.held > whole.promise.held
@@ -113,7 +113,7 @@ def _call(case: Case, path: str) -> int:
 
 def test_running_statistics_are_updated_once(tmp_path: Path) -> None:
     case = Case("conv")
-    chosen = case.chosen(Region("net.blocks.0"), Region("net.blocks.2"))
+    chosen = case.chosen(AgainRegion("net.blocks.0"), AgainRegion("net.blocks.2"))
     path = tmp_path / "recompute.py"
     path.write_text(written(case.walker, chosen, "Loss", "recompute"))
     model, plain = copy.deepcopy(case.model), copy.deepcopy(case.model)
@@ -134,7 +134,7 @@ def test_running_statistics_are_updated_once(tmp_path: Path) -> None:
 
 def test_an_applied_file_is_taken_back_and_copied(decoder: Case, tmp_path: Path) -> None:
     path = tmp_path / "recompute.py"
-    path.write_text(written(decoder.walker, decoder.chosen(Region("net.layers.0")), "Loss", "recompute"))
+    path.write_text(written(decoder.walker, decoder.chosen(AgainRegion("net.layers.0")), "Loss", "recompute"))
     module, model = imported(path), copy.deepcopy(decoder.model)
     names = [*model.state_dict()]
     module.apply(model)
@@ -152,7 +152,7 @@ def test_an_applied_file_is_taken_back_and_copied(decoder: Case, tmp_path: Path)
 
 def test_the_written_file_needs_nothing_but_torch_and_passes_the_linter(case: Case, tmp_path: Path) -> None:
     members = max(Search(case.walker, 1, Hints()).lists.values(), key=len)
-    regions = [Region(path) for path in members]
+    regions = [AgainRegion(path) for path in members]
     name = next(iter(case.walker.extents[_call(case, regions[0].path)].names))
     chosen = case.chosen(regions[0]._replace(saved=(name,)), *regions[1:])
     path = tmp_path / "recompute.py"
@@ -177,22 +177,22 @@ def test_the_written_file_needs_nothing_but_torch_and_passes_the_linter(case: Ca
 def test_names_that_are_no_paths_are_never_written(path: str) -> None:
     with pytest.raises(TightropeError, match="is no path of a module"):
         check_path(path)
-    promise = Promise(1, 0, 1, 1, ())
+    promise = FormPromise(1, 0, 1, 1, ())
     with pytest.raises(TightropeError):
-        python_file((Region(path),), promise, {}, model="Net", stem="recompute")
+        python_file((AgainRegion(path),), promise, {}, model="Net", stem="recompute")
     with pytest.raises(TightropeError):
         python_file((), promise, {"a": [("b", path)]}, model="Net", stem="recompute")
     with pytest.raises(TightropeError, match="is no name of an op"):
-        python_file((Region("a", ((f"aten.{path}()", 0),)),), promise, {}, model="Net", stem="recompute")
+        python_file((AgainRegion("a", ((f"aten.{path}()", 0),)),), promise, {}, model="Net", stem="recompute")
 
 
 def test_class_and_file_names_are_no_code_either() -> None:
-    text = python_file((), Promise(1, 0, 1, 1, ()), {}, model='"""\nimport os', stem='"""\nimport os')
+    text = python_file((), FormPromise(1, 0, 1, 1, ()), {}, model='"""\nimport os', stem='"""\nimport os')
     assert "import os" not in text
     compile(text, "recompute.py", "exec")
 
 
-PROMISE = Promise(1000, 0, 12, 10, (("aten.mm.default", 2),), 0, 5)
+PROMISE = FormPromise(1000, 0, 12, 10, (("aten.mm.default", 2),), 0, 5)
 RAN = Shown(1000, (("aten.mm.default", 2),), 5, ())
 
 
@@ -217,9 +217,9 @@ def test_the_judge_finds_wrong_runs(seen: Shown, said: str) -> None:
 def test_the_judge_finds_a_file_that_keeps_or_computes_something_else(decoder: Case, tmp_path: Path) -> None:
     names = [*decoder.walker.extents[_call(decoder, "net.layers.0")].names]
     products = tuple(name for name in names if "addmm" in name[0])
-    promised = decoder.chosen(Region("net.layers.0", products))
-    wrong_forms: list[tuple[Region, ...]] = [
-        (), (Region("net.layers.0"),), (Region("net.layers.0", products[1:]),)
+    promised = decoder.chosen(AgainRegion("net.layers.0", products))
+    wrong_forms: list[tuple[AgainRegion, ...]] = [
+        (), (AgainRegion("net.layers.0"),), (AgainRegion("net.layers.0", products[1:]),)
     ]  # fmt: skip
     for regions in wrong_forms:
         assert findings(promised.promise, decoder.run(decoder.chosen(*regions), tmp_path))
@@ -300,15 +300,15 @@ def test_what_cannot_be_recorded_is_said() -> None:
 def test_settings_of_engines_mean_layers_by_number(decoder: Case) -> None:
     whole = decoder.walker.promise(()).total
     layers = [f"net.layers.{number}" for number in range(3)]
-    full = decoder.walker.promise(tuple(map(Region, layers))).total
+    full = decoder.walker.promise(tuple(map(AgainRegion, layers))).total
     assert choose_setting(Search(decoder.walker, whole, Hints()), "torchtitan")[1] == 'mode = "none"\n'
-    second = decoder.walker.promise((Region(layers[1]),)).total
+    second = decoder.walker.promise((AgainRegion(layers[1]),)).total
     assert full < second < whole
     chosen, text = choose_setting(Search(decoder.walker, second, Hints()), "torchtitan")
     assert text == 'mode = "selective"\nselective_ac_option = "2"\n'
-    assert chosen.form == (Region(layers[1]),)
+    assert chosen.form == (AgainRegion(layers[1]),)
     chosen, text = choose_setting(Search(decoder.walker, (whole + full) // 2, Hints()), "megatron")
-    assert chosen.form == tuple(map(Region, layers[: len(chosen.form)]))
+    assert chosen.form == tuple(map(AgainRegion, layers[: len(chosen.form)]))
     assert text.endswith(f"--recompute-method block --recompute-num-layers {len(chosen.form)}\n")
     with pytest.raises(InfeasibleError):
         choose_setting(Search(decoder.walker, 1, Hints()), "megatron")

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 from tightrope.capture._torch import is_random as is_random
 
@@ -12,7 +14,7 @@ IGNORED: Final = frozenset({"aten.detach.default", "prim.device.default"})
 """Ops that a selective policy is never shown: torch makes another number of them when it recomputes."""
 
 
-class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows every op that runs in a ``with`` block, before and after it."""
 
     def __init__(self, before: Callable[[], None], after: Callable[[Any, Any, Any, Any], None]) -> None:

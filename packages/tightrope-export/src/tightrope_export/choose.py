@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tightrope.core import Bytes, InfeasibleError, Kind, format_bytes
 from tightrope_export.peak import Walker
-from tightrope_export.values.form import Form, Promise, Region, Saved, Target
+from tightrope_export.values.form import AgainRegion, Form, FormPromise, Saved, Target
 from tightrope_export.values.tape import Mark, StepTape
 
 MOST: Final = 2_500
@@ -37,11 +37,11 @@ class Hints(NamedTuple):
 NO_HINTS: Final = Hints()
 
 
-class Chosen(NamedTuple):
+class ChosenForm(NamedTuple):
     """A form, its figures, and the list whose members it is made of, if it is for one."""
 
     form: Form
-    promise: Promise
+    promise: FormPromise
     layers: str = ""
 
 
@@ -80,7 +80,7 @@ def _call_refusal(walker: Walker, number: int, path: str) -> str:
     return ""
 
 
-def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINTS) -> Chosen:
+def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINTS) -> ChosenForm:
     """Choose a form whose forecast holds a budget, at the least time that was found.
 
     Args:
@@ -126,7 +126,7 @@ class Search:
         """Of the step."""
         return self.walker.tape
 
-    def promise(self, form: Form) -> Promise:
+    def promise(self, form: Form) -> FormPromise:
         """The figures of a form."""
         if form not in self.seen:
             self.seen.add(form)
@@ -139,7 +139,7 @@ class Search:
         fits = found.total <= self.budget
         return not fits, found.ns if fits else found.total, found.total if fits else found.ns
 
-    def checked(self, form: Form, layers: str = "") -> Chosen:
+    def checked(self, form: Form, layers: str = "") -> ChosenForm:
         """A form that holds the budget.
 
         Raises:
@@ -154,7 +154,7 @@ class Search:
                 asked=self.budget,
                 smallest_found=smallest.total,
             )
-        return Chosen(form, found, layers if form else "")
+        return ChosenForm(form, found, layers if form else "")
 
     def best(self, candidates: Sequence[str]) -> Form:
         """The best form of whole modules."""
@@ -284,7 +284,7 @@ class Search:
 
 
 def _saving(saved: Mapping[str, Mapping[tuple[str, int], None]]) -> Form:
-    return tuple(Region(path, _names(saved[path])) for path in sorted(saved, key=_order))
+    return tuple(AgainRegion(path, _names(saved[path])) for path in sorted(saved, key=_order))
 
 
 def _names(saved: Iterable[tuple[str, int]]) -> Saved:
@@ -292,7 +292,7 @@ def _names(saved: Iterable[tuple[str, int]]) -> Saved:
 
 
 def _form(paths: Iterable[str]) -> Form:
-    return tuple(Region(path) for path in sorted(paths, key=_order))
+    return tuple(AgainRegion(path) for path in sorted(paths, key=_order))
 
 
 def _order(path: str) -> list[tuple[int, str]]:

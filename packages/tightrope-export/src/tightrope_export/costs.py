@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tightrope.core import Phase
-from tightrope_export.peak import Costs
+from tightrope_export.peak import CheckpointCosts
 from tightrope_export.record import forward_ns
 from tightrope_export.values.tape import StepTape
 
@@ -28,7 +28,7 @@ _FEW, _MANY, _RUNS = 2, 34, 50
 
 def measured_costs(
     tape: StepTape, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Costs:
+) -> CheckpointCosts:
     """Measure them, in nanoseconds of thread-CPU time; the model is left as it was."""
     kernels = [op.ns for op in tape.graph.ops if op.phase is Phase.FORWARD]
     spent = forward_ns(model, args, kwargs or {}, FORWARDS)
@@ -36,7 +36,7 @@ def measured_costs(
 
 
 @cache
-def _of_torch() -> Costs:
+def _of_torch() -> CheckpointCosts:
     policy: Any = partial(create_selective_checkpoint_contexts, _compute_again)
     again: Any = partial(checkpoint, use_reentrant=False)
     weight = nn.Parameter(torch.ones(8))
@@ -48,7 +48,7 @@ def _of_torch() -> Costs:
         plain, whole, kept = times(None), times(again), times(partial(again, context_fn=policy))
     each = [(many - few) // (_MANY - _FEW) for few, many in (plain, whole, kept)]
     more = max(each[1] - each[0], 0)
-    return Costs(
+    return CheckpointCosts(
         region=max(whole[0] - plain[0] - _FEW * more, 0),
         save=max(more - each[0] // 2, 0) // 2,  # a product saves two tensors
         policy=max(each[2] - each[1], 0),

@@ -9,16 +9,16 @@ PyTorch, with torch's own checkpoints.
 from collections.abc import Iterator, Sequence
 
 from tightrope.core import TightropeError
-from tightrope_export.choose import Chosen, Search
-from tightrope_export.values.form import Form, Region
+from tightrope_export.choose import ChosenForm, Search
+from tightrope_export.values.form import AgainRegion, Form
 
 
 def torchtitan(members: Sequence[str]) -> Iterator[tuple[Form, str]]:
     """Settings of torchtitan for a list of layers, each with the form that it means."""
     yield (), 'mode = "none"\n'
-    yield tuple(map(Region, members)), 'mode = "full"\n'
+    yield tuple(map(AgainRegion, members)), 'mode = "full"\n'
     for every in range(2, len(members) + 1):
-        form = tuple(Region(path) for path in members[every - 1 :: every])
+        form = tuple(AgainRegion(path) for path in members[every - 1 :: every])
         yield form, f'mode = "selective"\nselective_ac_option = "{every}"\n'
 
 
@@ -27,10 +27,10 @@ def megatron(members: Sequence[str]) -> Iterator[tuple[Form, str]]:
     yield (), ""
     for num in range(1, len(members) + 1):
         flags = f"--recompute-granularity full --recompute-method block --recompute-num-layers {num}\n"
-        yield tuple(map(Region, members[:num])), flags
+        yield tuple(map(AgainRegion, members[:num])), flags
 
 
-def choose_setting(search: Search, engine: str) -> tuple[Chosen, str]:
+def choose_setting(search: Search, engine: str) -> tuple[ChosenForm, str]:
     """Choose the fastest setting whose forecast holds the budget, for the longest list of layers.
 
     Returns:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from tightrope.core import Bytes, Nanoseconds, Op, OpId, Phase, StorageId
-from tightrope_export.values.form import Form, Promise
+from tightrope_export.values.form import Form, FormPromise
 from tightrope_export.values.tape import Mark, StepTape
 
 RANDOM_STATE: Final[Bytes] = 5_056
@@ -26,7 +26,7 @@ _Key: TypeAlias = tuple[int, int]
 """A storage, and the call that made it again, or -1."""
 
 
-class Costs(NamedTuple):
+class CheckpointCosts(NamedTuple):
     """Time of torch's own work, on top of kernels.
 
     Attributes:
@@ -44,11 +44,11 @@ class Costs(NamedTuple):
     python: Nanoseconds = 0
 
 
-FREE_OF_CHARGE: Final = Costs()
+FREE_OF_CHARGE: Final = CheckpointCosts()
 
 
 @dataclass(slots=True)
-class Extent:
+class CallExtent:
     """One call of a module that may be computed again.
 
     Attributes:
@@ -74,7 +74,7 @@ class Walker:
         costs: of torch's own work.
     """
 
-    def __init__(self, tape: StepTape, costs: Costs = FREE_OF_CHARGE) -> None:
+    def __init__(self, tape: StepTape, costs: CheckpointCosts = FREE_OF_CHARGE) -> None:
         self.tape, self.costs = tape, costs
         self.sizes = tuple(storage.size for storage in tape.graph.storages)
         self.inside = tuple(_inside(tape, op) for op in tape.graph.ops)
@@ -85,16 +85,16 @@ class Walker:
         self.released = _releases(tape)
         late = sum(op.phase is Phase.BACKWARD for op in tape.graph.ops)
         self.around = costs.python * (len(tape.graph.ops) - late) + costs.op // 2 * late
-        self._known: dict[Form, Promise] = {}
+        self._known: dict[Form, FormPromise] = {}
 
-    def promise(self, form: Form) -> Promise:
+    def promise(self, form: Form) -> FormPromise:
         """Tell what a step takes if a form is applied."""
         if form not in self._known:
-            walk = _Walk(self, form)
+            walk = _FormWalk(self, form)
             walk.run()
             again = tuple(sorted(walk.again.items()))
             base = self.tape.base_ns + self.around
-            self._known[form] = Promise(
+            self._known[form] = FormPromise(
                 walk.peak, self.tape.persistent, base + walk.ns, base, again, walk.held, walk.saved
             )
         return self._known[form]
@@ -125,7 +125,7 @@ def _inside(tape: StepTape, op: Op) -> tuple[Bytes, tuple[StorageId, ...]]:
     return most, op.creates
 
 
-def _extent(tape: StepTape, number: int) -> Extent:
+def _extent(tape: StepTape, number: int) -> CallExtent:
     call, saves, ops = tape.calls[number], [], []
     names: dict[tuple[str, int], OpId] = {}
     counts: Counter[str] = Counter()
@@ -140,7 +140,7 @@ def _extent(tape: StepTape, number: int) -> Extent:
             names[target, counts[target]] = one
             counts[target] += 1
             ops.append(one)
-    return Extent(number, stop, tuple(saves), tuple(ops), names)
+    return CallExtent(number, stop, tuple(saves), tuple(ops), names)
 
 
 def _releases(tape: StepTape) -> dict[int, int]:
@@ -156,10 +156,10 @@ def _releases(tape: StepTape) -> dict[int, int]:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCall:
     """A module whose saves are not held."""
 
-    extent: Extent
+    extent: CallExtent
     kept: dict[OpId, tuple[StorageId, ...]]
     selective: bool
     left: int
@@ -169,7 +169,7 @@ class _Open:
     cached: list[StorageId] = field(default_factory=list)
 
 
-class _Walk:
+class _FormWalk:
     """State of one walk."""
 
     def __init__(self, walker: Walker, form: Form) -> None:
@@ -179,9 +179,9 @@ class _Walk:
         self.saved = len(self.tape.saves)
         self.holds: dict[_Key, int] = {}
         self.again: Counter[str] = Counter()
-        self.open: dict[int, _Open] = {}
-        self.of_save: dict[int, _Open] = {}
-        self.policy: dict[OpId, _Open] = {}
+        self.open: dict[int, _OpenCall] = {}
+        self.of_save: dict[int, _OpenCall] = {}
+        self.policy: dict[OpId, _OpenCall] = {}
         self.with_: dict[int, list[int]] = {}
         for late, early in walker.released.items():
             self.with_.setdefault(early, []).append(late)
@@ -189,13 +189,13 @@ class _Walk:
             for number in walker.by_path.get(region.path, ()):
                 self._prepare(walker.extents[number], dict.fromkeys(region.saved), region.path)
 
-    def _prepare(self, extent: Extent, saved: Mapping[tuple[str, int], None], path: str) -> None:
+    def _prepare(self, extent: CallExtent, saved: Mapping[tuple[str, int], None], path: str) -> None:
         kept = {extent.names[name]: self.tape.graph.ops[extent.names[name]].creates for name in saved}
         buffers = [one for names in self.walker.statistics(path).values() for _, one in names]
         copies = sum(self.walker.sizes[storage] for storage in buffers)
         if buffers:
             self.again["aten.clone.default"] += len(buffers)
-        found = _Open(extent, kept, bool(saved), len(extent.saves), copies)
+        found = _OpenCall(extent, kept, bool(saved), len(extent.saves), copies)
         self.open[extent.call] = found
         self.of_save.update(dict.fromkeys(extent.saves, found))
         self.policy.update(dict.fromkeys(kept, found))
@@ -264,7 +264,7 @@ class _Walk:
             self.hold((storage, -1))
         self.add(RANDOM_STATE)
 
-    def run_again(self, found: _Open) -> None:
+    def run_again(self, found: _OpenCall) -> None:
         """Run a module up to its last save, and hold what it saves."""
         found.again = True
         call = found.extent.call
@@ -311,7 +311,7 @@ class _Walk:
         if not found.left:
             self.close(found)
 
-    def close(self, found: _Open) -> None:
+    def close(self, found: _OpenCall) -> None:
         """Let go of what was held for a second run."""
         for storage in (*self.tape.calls[found.extent.call].inputs, *found.cached):
             self.drop((storage, -1))

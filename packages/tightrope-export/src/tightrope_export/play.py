@@ -18,7 +18,7 @@ from torch import nn
 
 from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
-from tightrope_export._torch import IGNORED, OpWatch
+from tightrope_export._torch import IGNORED, StepWatch
 from tightrope_export.record import loss_of
 from tightrope_export.values.form import Shown
 
@@ -107,7 +107,7 @@ class Player:
             found[str(function)] += 1
 
         self.reset()
-        with OpWatch(lambda: None, ran):
+        with StepWatch(lambda: None, ran):
             self.step()
         self.model.zero_grad(set_to_none=True)
         return Counter({name: times for name, times in found.items() if name not in IGNORED})

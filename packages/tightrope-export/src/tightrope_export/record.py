@@ -19,7 +19,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tightrope.capture._torch import real_tensors, storage_key, watch_storage
 from tightrope.capture.dynamo import environment
@@ -45,7 +44,7 @@ from tightrope.native.hook.allocator import allocator
 from tightrope.price.device import alignment_on, device_named
 from tightrope.price.ops import price_ops
 from tightrope.price.store import PriceStore
-from tightrope_export._torch import IGNORED, OpWatch, is_random, running_node
+from tightrope_export._torch import IGNORED, StepWatch, is_random, running_node, tree_leaves, tree_map_only
 from tightrope_export.values.tape import Mark, ModuleCall, StepTape
 
 _STATISTICS: Final = {"aten.native_batch_norm.default": (3, 4, 5), "aten.cudnn_batch_norm.default": (3, 4, 5)}
@@ -322,7 +321,7 @@ class _Recorder:
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
-            stack.enter_context(OpWatch(self.poll, self.op))
+            stack.enter_context(StepWatch(self.poll, self.op))
             yield
             self.poll()  # outside of the backward: everything that was asked for is gone
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from tightrope.core import TightropeError, format_bytes, printable
-from tightrope_export.values.form import Form, Promise
+from tightrope_export.values.form import Form, FormPromise
 
 _PLAIN_CONTEXTS = """
 def _contexts(owners: list[tuple[nn.Module, str]], saved: frozenset[tuple[str, int]]) -> tuple[Any, Any]:
@@ -38,7 +38,7 @@ def _contexts(owners: list[tuple[nn.Module, str]], saved: frozenset[tuple[str, i
 
 def python_file(
     form: Form,
-    promise: Promise,
+    promise: FormPromise,
     statistics: Mapping[str, Sequence[tuple[str, str]]],
     *,
     model: str,

@@ -9,14 +9,14 @@ from tightrope.cli.target import Built
 from tightrope.core import Bytes, Compute, FingerprintError, Graph, Phase, Plan, parse_bytes
 from tightrope.core.writing import write_whole
 from tightrope.plan import whole_bytes
-from tightrope_export.choose import Chosen, Hints, Search, choose
+from tightrope_export.choose import ChosenForm, Hints, Search, choose
 from tightrope_export.costs import measured_costs
 from tightrope_export.engines import choose_setting
 from tightrope_export.judge import findings
 from tightrope_export.peak import Walker
 from tightrope_export.play import Player, imported, shown
 from tightrope_export.record import record_step
-from tightrope_export.values.form import Promise, Target
+from tightrope_export.values.form import FormPromise, Target
 from tightrope_export.write import python_file
 
 
@@ -25,8 +25,8 @@ class Exported(NamedTuple):
 
     target: str
     budget: Bytes
-    chosen: Chosen
-    whole: Promise
+    chosen: ChosenForm
+    whole: FormPromise
     plan: Plan
 
     def as_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def exported(
     return Exported(to, limit, chosen, walker.promise(()), plan)
 
 
-def written(walker: Walker, chosen: Chosen, model: str, stem: str) -> str:
+def written(walker: Walker, chosen: ChosenForm, model: str, stem: str) -> str:
     """The text of a Python file for a form."""
     statistics = {
         region.path: [

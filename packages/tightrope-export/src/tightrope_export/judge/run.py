@@ -7,16 +7,16 @@ mean that the file saves what it should.
 
 from typing import Final
 
-from tightrope_export.values.form import Promise, Shown
+from tightrope_export.values.form import FormPromise, Shown
 
 CLOSE: Final = 0.02
 """How far an observed peak may be from its forecast."""
 
 
-def findings(promise: Promise, shown: Shown) -> list[str]:
+def findings(promise: FormPromise, shown: Shown) -> list[str]:
     """List what is wrong with a run; empty = it is as promised.
 
-    >>> promise = Promise(1000, 0, 12, 10, (("aten.mm.default", 2),))
+    >>> promise = FormPromise(1000, 0, 12, 10, (("aten.mm.default", 2),))
     >>> findings(promise, Shown(1000, (("aten.mm.default", 1),), 0, ()))
     ['aten.mm.default runs 1 times more than without the file, and not 2.']
     """

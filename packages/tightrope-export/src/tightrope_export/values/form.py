@@ -9,7 +9,7 @@ Saved: TypeAlias = tuple[tuple[str, int], ...]
 """Ops of a module that keep their results: by name, and by number among those of that name in one call."""
 
 
-class Region(NamedTuple):
+class AgainRegion(NamedTuple):
     """A module that is computed again in the backward.
 
     Attributes:
@@ -21,11 +21,11 @@ class Region(NamedTuple):
     saved: Saved = ()
 
 
-Form: TypeAlias = tuple[Region, ...]
+Form: TypeAlias = tuple[AgainRegion, ...]
 """Modules that are computed again, none inside another, by path."""
 
 
-class Promise(NamedTuple):
+class FormPromise(NamedTuple):
     """What a form takes.
 
     Attributes:
