@@ -47,7 +47,7 @@ def choose_setting(search: Search, engine: str) -> tuple[ChosenForm, str]:
     }
     if not whole:
         raise TightropeError(
-            f"the model has no list of layers that {engine} could compute again: use --to blocks."
+            f"the model has no list of layers that {engine} could recompute: use --to blocks."
         )
     layers = max(whole, key=lambda name: (len(whole[name]), sum(map(search.weight, whole[name]))))
     settings = [*(torchtitan if engine == "torchtitan" else megatron)(whole[layers])]
