@@ -12,7 +12,9 @@ pairs of thread-CPU time on one thread; peaks are those of the counting allocato
 """
 
 import json
+import statistics
 import tempfile
+import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +30,7 @@ from tightrope_export.commands.exporting import written
 from tightrope_export.costs import measured_costs
 from tightrope_export.judge import findings
 from tightrope_export.peak import Walker
-from tightrope_export.play import Player, imported, shown, time_ratio
+from tightrope_export.play import Player, imported, shown
 from tightrope_export.record import record_step
 from tightrope_export.values.form import AgainRegion, Form, Target
 
@@ -116,6 +118,23 @@ def _smallest(walker: Walker, target: Target) -> int:
         return choose(walker, target, 1).promise.total
     except InfeasibleError as error:
         return error.smallest_found or 0
+
+
+def time_ratio(first: Player, second: Player, pairs: int) -> float:
+    """The median ratio of the times of two steps, the second over the first, run in pairs of both orders."""
+    found = []
+    for number in range(pairs + 1):
+        order = (first, second) if number % 2 else (second, first)
+        spent = {id(one): _seconds(one) for one in order}
+        found.append(spent[id(second)] / max(spent[id(first)], 1e-9))
+    return statistics.median(found[1:])
+
+
+def _seconds(player: Player) -> float:
+    player.reset()
+    began = time.thread_time()
+    player.step()
+    return time.thread_time() - began
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

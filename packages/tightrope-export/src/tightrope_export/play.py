@@ -2,9 +2,6 @@
 
 import copy
 import gc
-import importlib.util
-import statistics as averages
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -15,21 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
+from tightrope.capture._eager import ops_shown
 from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
-from tightrope_export._torch import IGNORED, StepWatch
+from tightrope_export._torch import IGNORED
 from tightrope_export.record import loss_of
 from tightrope_export.values.form import Shown
 
 
 def imported(path: Path) -> ModuleType:
     """Import a written file."""
-    spec = importlib.util.spec_from_file_location(f"exported_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = ModuleType(f"exported_{path.stem}")
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
     return module
 
 
@@ -50,8 +46,7 @@ class Player:
         kwargs: Mapping[str, Any] | None = None,
         change: Callable[[nn.Module], object] | None = None,
     ) -> None:
-        self.model = copy.deepcopy(model)
-        self.args, self.kwargs = tuple(args), dict(kwargs or {})
+        self.model, self.args, self.kwargs = copy.deepcopy(model), tuple(args), dict(kwargs or {})
         if change is not None:
             change(self.model)
         self._start = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
@@ -82,57 +77,36 @@ class Player:
         before = hook.stats().live
         hook.reset_peaks()
         self.step()
-        found = hook.stats().live_peak - before
-        self.model.zero_grad(set_to_none=True)
-        return found
+        return hook.stats().live_peak - before
 
     @cached_property
     def bits(self) -> dict[str, bytes]:
         """The bits of the loss, of all gradients and of all buffers after a step."""
         self.reset()
-        found = {"loss": _bits(loss_of(self.step()).detach())}
+        found = {"loss": loss_of(self.step()), "random state": torch.get_rng_state()}
+        found |= {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()}
+        nothing = torch.empty(0)
         for name, parameter in self.model.named_parameters():
-            found[f"gradient of {name}"] = b"" if parameter.grad is None else _bits(parameter.grad)
-        found |= {f"buffer {name}": _bits(buffer) for name, buffer in self.model.named_buffers()}
-        found["random state"] = _bits(torch.get_rng_state())
-        self.model.zero_grad(set_to_none=True)
-        return found
+            found[f"gradient of {name}"] = nothing if parameter.grad is None else parameter.grad
+        return {name: _bits(tensor) for name, tensor in found.items()}
 
     @cached_property
-    def ops(self) -> Counter[str]:
-        """How often each op runs in a step."""
-        found: Counter[str] = Counter()
-
-        def ran(function: Any, *_: Any) -> None:
-            found[str(function)] += 1
-
-        self.reset()
-        with StepWatch(lambda: None, ran):
-            self.step()
-        self.model.zero_grad(set_to_none=True)
-        return Counter({name: times for name, times in found.items() if name not in IGNORED})
-
-    @cached_property
-    def saved(self) -> int:
-        """How many tensors autograd saves in a step, as hooks around it see."""
-        found: list[None] = []
+    def counts(self) -> tuple[Counter[str], int]:
+        """How often each op runs in a step, and how many tensors hooks around it see autograd save."""
+        ran: Counter[str] = Counter()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            found.append(None)
+            ran["saved"] += 1
             return tensor
 
         self.reset()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with (
+            saved_tensors_hooks(pack, lambda tensor: tensor),
+            ops_shown(lambda op, *_: ran.update((str(op),))),
+        ):
             self.step()
-        self.model.zero_grad(set_to_none=True)
-        return len(found)
-
-    def seconds(self) -> float:
-        """Thread-CPU time of one step."""
-        self.reset()
-        began = time.thread_time()
-        self.step()
-        return time.thread_time() - began
+        saved = ran.pop("saved", 0)
+        return Counter({name: times for name, times in ran.items() if name not in IGNORED}), saved
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
@@ -141,18 +115,7 @@ def _bits(tensor: torch.Tensor) -> bytes:
 
 def shown(plain: Player, changed: Player) -> Shown:
     """Run both and compare."""
-    with_, without = changed.ops, plain.ops
-    again = {name: with_[name] - without[name] for name in with_ if with_[name] > without[name]}
-    ours, theirs = changed.bits, plain.bits
-    differs = tuple(name for name in theirs if ours.get(name) != theirs[name])
-    return Shown(changed.peak(), tuple(sorted(again.items())), changed.saved, differs)
-
-
-def time_ratio(first: Player, second: Player, pairs: int) -> float:
-    """The median ratio of the times of two steps, the second over the first, run in pairs of both orders."""
-    found = []
-    for number in range(pairs + 1):
-        order = (first, second) if number % 2 else (second, first)
-        spent = {id(one): one.seconds() for one in order}
-        found.append(spent[id(second)] / max(spent[id(first)], 1e-9))
-    return averages.median(found[1:])
+    ran, saved = changed.counts
+    again = {name: more for name in ran if (more := ran[name] - plain.counts[0][name]) > 0}
+    differs = tuple(name for name, bits in plain.bits.items() if changed.bits.get(name) != bits)
+    return Shown(changed.peak(), tuple(sorted(again.items())), saved, differs)

@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from tightrope.capture._torch import real_tensors, storage_key, watch_storage
+from tightrope.capture._eager import ops_shown
+from tightrope.capture._torch import is_random, real_tensors, storage_key, watch_storage
 from tightrope.capture.dynamo import environment
 from tightrope.capture.typed import Writer, label, view_of
 from tightrope.core import (
@@ -28,23 +30,19 @@ from tightrope.core import (
     CaptureError,
     Flag,
     Graph,
-    Input,
-    Items,
     Kind,
     Op,
-    Part,
     Phase,
-    Result,
     Storage,
     TightropeError,
     fitted,
 )
-from tightrope.core.values import views
+from tightrope.core.values import Input, Items, Part, Result, views
 from tightrope.native.hook.allocator import allocator
 from tightrope.price.device import alignment_on, device_named
 from tightrope.price.ops import price_ops
 from tightrope.price.store import PriceStore
-from tightrope_export._torch import IGNORED, StepWatch, is_random, running_node, tree_leaves, tree_map_only
+from tightrope_export._torch import IGNORED, running_node, tree_leaves, tree_map_only
 from tightrope_export.values.tape import Mark, ModuleCall, StepTape
 
 _STATISTICS: Final = {"aten.native_batch_norm.default": (3, 4, 5), "aten.cudnn_batch_norm.default": (3, 4, 5)}
@@ -96,21 +94,13 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 def forward_ns(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], runs: int) -> int:
     """Time the fastest of some forwards that save nothing, in nanoseconds of thread-CPU time."""
     spent = []
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(_dropped, _lost):
+    with torch.random.fork_rng(devices=[]), saved_tensors_hooks(lambda _: None, lambda nothing: nothing):
         _, held = _apart(model)
         for _ in range(runs):
             began = time.thread_time_ns()
             functional_call(model, held, tuple(args), dict(kwargs))
             spent.append(time.thread_time_ns() - began)
     return min(spent)
-
-
-def _dropped(_: torch.Tensor) -> None:
-    """Save nothing."""
-
-
-def _lost(_: None) -> torch.Tensor:
-    raise AssertionError("this forward has no backward")
 
 
 def loss_of(result: Any) -> torch.Tensor:
@@ -203,9 +193,10 @@ class _Recorder:
                 self.by_key.pop(key, None)
                 self.events.append((Mark.FREE, number))
 
-    def op(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def op(self, function: Any, given: tuple[Any, Any], result: Any) -> None:
         """Note an op that has run."""
-        name = str(function)
+        self.poll()  # the mode holds what the op was given: what is gone was gone before it
+        name, args, kwargs = str(function), given[0], given[1] or {}
         if self.quiet or name in IGNORED:
             return
         keywords = tuple((key, self.written(value)) for key, value in kwargs.items())
@@ -320,8 +311,8 @@ class _Recorder:
                 after = module.register_forward_hook(self._exit)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
-            stack.enter_context(StepWatch(self.poll, self.op))
+            stack.enter_context(saved_tensors_hooks(self.pack, self.unpack))
+            stack.enter_context(ops_shown(self.op))
             yield
             self.poll()  # outside of the backward: everything that was asked for is gone
 
