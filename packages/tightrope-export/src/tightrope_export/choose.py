@@ -58,7 +58,7 @@ def refusal(walker: Walker, path: str) -> str:
 def _call_refusal(walker: Walker, number: int, path: str) -> str:
     tape, extent = walker.tape, walker.extents[number]
     call = tape.calls[number]
-    made = {storage for op in extent.ops for storage in tape.graph.ops[op].creates}
+    made = {storage for op in extent.names.values() for storage in tape.graph.ops[op].creates}
     if not any(tape.saves[save] in made for save in extent.saves):
         return "saves nothing that it computes"
     if call.start >= tape.turn:
@@ -68,7 +68,7 @@ def _call_refusal(walker: Walker, number: int, path: str) -> str:
     for storage in inputs:
         if any(at > call.start for at in tape.writes.get(storage, ())):
             return "has an argument that is changed later"
-    for op in map(tape.graph.ops.__getitem__, extent.ops):
+    for op in map(tape.graph.ops.__getitem__, extent.names.values()):
         for storage in op.reads:
             if storage not in made and storage not in inputs and storages[storage].kind is Kind.ACTIVATION:
                 return "reads what is not its argument"

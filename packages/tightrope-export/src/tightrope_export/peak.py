@@ -12,12 +12,13 @@ Gaps        A save that no backward asks for goes with the one before it.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from tightrope.core import Bytes, Nanoseconds, Op, OpId, Phase, StorageId
-from tightrope_export.values.form import Form, FormPromise
+from tightrope.core import Bytes, Nanoseconds, OpId, Phase, StorageId
+from tightrope.plan.model import event_peak
+from tightrope_export.values.form import AgainRegion, Form, FormPromise
 from tightrope_export.values.tape import Mark, StepTape
 
 RANDOM_STATE: Final[Bytes] = 5_056
@@ -47,22 +48,19 @@ class CheckpointCosts(NamedTuple):
 FREE_OF_CHARGE: Final = CheckpointCosts()
 
 
-@dataclass(slots=True)
-class CallExtent:
+class CallExtent(NamedTuple):
     """One call of a module that may be computed again.
 
     Attributes:
         call: its number.
         stop: position of the event at which a second run stops: that of its last save.
         saves: numbers of its saves.
-        ops: its ops, in order.
-        names: of each op, (name, number among those of that name).
+        names: its ops in order, by (name, number among those of that name).
     """
 
     call: int
     stop: int
     saves: tuple[int, ...]
-    ops: tuple[OpId, ...]
     names: dict[tuple[str, int], OpId]
 
 
@@ -75,58 +73,34 @@ class Walker:
     """
 
     def __init__(self, tape: StepTape, costs: CheckpointCosts = FREE_OF_CHARGE) -> None:
+        graph = tape.graph
         self.tape, self.costs = tape, costs
-        self.sizes = tuple(storage.size for storage in tape.graph.storages)
-        self.inside = tuple(_inside(tape, op) for op in tape.graph.ops)
+        self.sizes = tuple(storage.size for storage in graph.storages)
+        self.inside = tuple(event_peak(graph, graph.allocations(op)) for op in graph.ops)
         self.extents = tuple(_extent(tape, number) for number in range(len(tape.calls)))
         self.by_path: dict[str, list[int]] = {}
         for number, call in enumerate(tape.calls):
             self.by_path.setdefault(call.path, []).append(number)
-        self.released = _releases(tape)
-        late = sum(op.phase is Phase.BACKWARD for op in tape.graph.ops)
-        self.around = costs.python * (len(tape.graph.ops) - late) + costs.op // 2 * late
+        self.released = _released(tape)
+        self.persistent = sum(storage.size for storage in graph.storages if storage.external)
+        late = sum(op.phase is Phase.BACKWARD for op in graph.ops)
+        self.base_ns = graph.base_ns + costs.python * (len(graph.ops) - late) + costs.op // 2 * late
         self._known: dict[Form, FormPromise] = {}
 
     def promise(self, form: Form) -> FormPromise:
         """Tell what a step takes if a form is applied."""
         if form not in self._known:
-            walk = _FormWalk(self, form)
-            walk.run()
-            again = tuple(sorted(walk.again.items()))
-            base = self.tape.base_ns + self.around
-            self._known[form] = FormPromise(
-                walk.peak, self.tape.persistent, base + walk.ns, base, again, walk.held, walk.saved
-            )
+            self._known[form] = _FormWalk(self, form).run()
         return self._known[form]
 
     def statistics(self, path: str) -> dict[str, tuple[tuple[str, StorageId], ...]]:
         """Buffers that a module and those inside of it write, by the paths of their owners."""
-        return {
-            owner: names
-            for owner, names in self.tape.buffers.items()
-            if owner == path or owner.startswith(f"{path}.")
-        }
-
-
-def _inside(tape: StepTape, op: Op) -> tuple[Bytes, tuple[StorageId, ...]]:
-    """The most bytes while an op runs, above those before it, and the storages that it leaves."""
-    at: Counter[int] = Counter()
-    freed: Counter[int] = Counter()
-    alignment = max(tape.graph.alignment, 1)
-    for one in tape.graph.allocations(op):
-        size = -(-one.bytes // alignment) * alignment
-        at[one.start] += size
-        if one.end >= 0:
-            freed[one.end] += size
-    now = most = 0
-    for tick in sorted({*at, *freed}):
-        now += at[tick] - freed[tick]
-        most = max(most, now)
-    return most, op.creates
+        return {one: names for one, names in self.tape.buffers.items() if f"{one}.".startswith(f"{path}.")}
 
 
 def _extent(tape: StepTape, number: int) -> CallExtent:
-    call, saves, ops = tape.calls[number], [], []
+    call = tape.calls[number]
+    saves: list[int] = []
     names: dict[tuple[str, int], OpId] = {}
     counts: Counter[str] = Counter()
     stop = call.start
@@ -139,20 +113,19 @@ def _extent(tape: StepTape, number: int) -> CallExtent:
             target = tape.graph.ops[one].target
             names[target, counts[target]] = one
             counts[target] += 1
-            ops.append(one)
-    return CallExtent(number, stop, tuple(saves), tuple(ops), names)
+    return CallExtent(number, stop, tuple(saves), names)
 
 
-def _releases(tape: StepTape) -> dict[int, int]:
-    """For saves that no backward asks for, the save with which they go."""
+def _released(tape: StepTape) -> dict[int, list[int]]:
+    """For each save that the backward asks for: it, and those that it never asks for, which go with it."""
     asked = {one for kind, one in tape.events if kind is Mark.RELEASE}
-    near, last = {}, -1
+    found: dict[int, list[int]] = {}
+    last = -1
     for number in range(len(tape.saves)):
-        if number in asked:
-            last = number
-        elif last >= 0:
-            near[number] = last
-    return near
+        last = number if number in asked else last
+        if last >= 0:
+            found.setdefault(last, []).append(number)
+    return found
 
 
 @dataclass(slots=True)
@@ -160,8 +133,7 @@ class _OpenCall:
     """A module whose saves are not held."""
 
     extent: CallExtent
-    kept: dict[OpId, tuple[StorageId, ...]]
-    selective: bool
+    kept: frozenset[OpId]
     left: int
     statistics: Bytes
     again: bool = False
@@ -182,29 +154,26 @@ class _FormWalk:
         self.open: dict[int, _OpenCall] = {}
         self.of_save: dict[int, _OpenCall] = {}
         self.policy: dict[OpId, _OpenCall] = {}
-        self.with_: dict[int, list[int]] = {}
-        for late, early in walker.released.items():
-            self.with_.setdefault(early, []).append(late)
         for region in form:
             for number in walker.by_path.get(region.path, ()):
-                self._prepare(walker.extents[number], dict.fromkeys(region.saved), region.path)
+                self._prepare(walker.extents[number], region)
 
-    def _prepare(self, extent: CallExtent, saved: Mapping[tuple[str, int], None], path: str) -> None:
-        kept = {extent.names[name]: self.tape.graph.ops[extent.names[name]].creates for name in saved}
-        buffers = [one for names in self.walker.statistics(path).values() for _, one in names]
-        copies = sum(self.walker.sizes[storage] for storage in buffers)
+    def _prepare(self, extent: CallExtent, region: AgainRegion) -> None:
+        costs, num = self.walker.costs, len(extent.names)
+        names = self.walker.statistics(region.path).values()
+        buffers = [storage for of_one in names for _, storage in of_one]
         if buffers:
             self.again["aten.clone.default"] += len(buffers)
-        found = _OpenCall(extent, kept, bool(saved), len(extent.saves), copies)
+        kept = frozenset(extent.names[name] for name in region.saved)
+        found = _OpenCall(extent, kept, len(extent.saves), sum(self.walker.sizes[one] for one in buffers))
         self.open[extent.call] = found
         self.of_save.update(dict.fromkeys(extent.saves, found))
         self.policy.update(dict.fromkeys(kept, found))
         self.saved += self.tape.calls[extent.call].places - len(extent.saves)
-        costs, num = self.walker.costs, len(extent.ops)
-        self.ns += costs.region + costs.save * len(extent.saves) + costs.python * num
-        self.ns += costs.policy * num if saved else 0
+        each = costs.python + (costs.policy if kept else 0)
+        self.ns += costs.region + costs.save * len(extent.saves) + each * num
 
-    def run(self) -> None:
+    def run(self) -> FormPromise:
         for at, (kind, number) in enumerate(self.tape.events):
             if at == self.tape.turn:
                 self.held = self.now
@@ -212,20 +181,22 @@ class _FormWalk:
                 case Mark.OP:
                     self.op(number)
                 case Mark.FREE:
-                    self.drop((number, -1))
-                case Mark.PACK:
-                    if number not in self.of_save and self.tape.saves[number] >= 0:
-                        self.hold((self.tape.saves[number], -1))
-                case Mark.UNPACK:
-                    found = self.of_save.get(number)
-                    if found is not None and not found.again:
-                        self.run_again(found)
+                    self.drop([(number, -1)])
+                case Mark.PACK if number not in self.of_save:
+                    self.hold((self.tape.saves[number], -1))
+                case Mark.UNPACK if number in self.of_save and not self.of_save[number].again:
+                    self.run_again(self.of_save[number])
                 case Mark.RELEASE:
-                    for one in (number, *self.with_.get(number, ())):
+                    for one in self.walker.released[number]:
                         self.release(one)
-                case Mark.ENTER:
-                    if number in self.open:
-                        self.enter(number)
+                case Mark.ENTER if number in self.open:
+                    for storage in self.tape.calls[number].inputs:
+                        self.hold((storage, -1))
+                    self.add(RANDOM_STATE)
+        again, base = tuple(sorted(self.again.items())), self.walker.base_ns
+        return FormPromise(
+            self.peak, self.walker.persistent, base + self.ns, base, again, self.held, self.saved
+        )
 
     def add(self, size: Bytes) -> None:
         self.now += size
@@ -236,33 +207,26 @@ class _FormWalk:
         if key in self.holds:
             self.holds[key] += 1
 
-    def drop(self, key: _Key) -> None:
-        count = self.holds.get(key)
-        if count == 1:
-            del self.holds[key]
-            self.now -= self.walker.sizes[key[0]]
-        elif count is not None:
-            self.holds[key] = count - 1
+    def drop(self, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            count = self.holds.pop(key, 0)
+            if count > 1:
+                self.holds[key] = count - 1
+            elif count:
+                self.now -= self.walker.sizes[key[0]]
 
     def make(self, op: OpId, call: int) -> None:
-        most, creates = self.walker.inside[op]
-        self.peak = max(self.peak, self.now + most)
-        for storage in creates:
+        self.peak = max(self.peak, self.now + self.walker.inside[op])
+        for storage in self.tape.graph.ops[op].creates:
             self.holds[storage, call] = 1
             self.add(self.walker.sizes[storage])
 
     def op(self, number: OpId) -> None:
         self.make(number, -1)
-        keeper = self.policy.get(number)
-        if keeper is not None:
-            for storage in keeper.kept[number]:
+        if (keeper := self.policy.get(number)) is not None:
+            for storage in self.tape.graph.ops[number].creates:
                 self.hold((storage, -1))
                 keeper.cached.append(storage)
-
-    def enter(self, call: int) -> None:
-        for storage in self.tape.calls[call].inputs:
-            self.hold((storage, -1))
-        self.add(RANDOM_STATE)
 
     def run_again(self, found: _OpenCall) -> None:
         """Run a module up to its last save, and hold what it saves."""
@@ -273,46 +237,35 @@ class _FormWalk:
         alive: dict[_Key, int] = {}
         for kind, number in self.tape.events[self.tape.calls[call].start : found.extent.stop + 1]:
             if kind is Mark.OP:
-                op = self.tape.graph.ops[number]
-                if number in found.kept:
-                    for storage in op.creates:
-                        where[storage] = storage, -1
-                        alive[storage, -1] = 1  # what was kept for this run is now held by it
-                        found.cached.remove(storage)
-                    continue
-                self.make(number, call)
-                self.ns += op.ns
-                self.again[op.target] += 1
+                op, kept = self.tape.graph.ops[number], number in found.kept
+                if not kept:
+                    self.make(number, call)
+                    self.ns += op.ns
+                    self.again[op.target] += 1
                 for storage in op.creates:
-                    where[storage] = storage, call
-                    alive[storage, call] = 1
+                    where[storage] = key = storage, -1 if kept else call
+                    alive[key] = 1
+                    if kept:
+                        found.cached.remove(storage)  # this run holds it now
             elif kind is Mark.FREE and number in where and alive.pop(where[number], 0):
-                self.drop(where[number])
+                self.drop([where[number]])
             elif kind is Mark.PACK and (storage := self.tape.saves[number]) >= 0:
                 key = where.get(storage, (storage, -1))
                 self.hold(key)
                 self.hold(key)  # by the graph of this run
                 found.saved[number] = key
-        for key in alive:
-            self.drop(key)
-        for key in found.saved.values():
-            self.drop(key)
+        self.drop([*alive, *found.saved.values()])
         self.now -= RANDOM_STATE
 
     def release(self, number: int) -> None:
         found = self.of_save.get(number)
         if found is None:
-            if self.tape.saves[number] >= 0:
-                self.drop((self.tape.saves[number], -1))
-            return
+            return self.drop([(self.tape.saves[number], -1)])
         if number in found.saved:
-            self.drop(found.saved.pop(number))
+            self.drop([found.saved.pop(number)])
         found.left -= 1
-        if not found.left:
-            self.close(found)
-
-    def close(self, found: _OpenCall) -> None:
-        """Let go of what was held for a second run."""
-        for storage in (*self.tape.calls[found.extent.call].inputs, *found.cached):
-            self.drop((storage, -1))
-        self.now -= RANDOM_STATE + (found.statistics if found.again else 0)
+        if not found.left:  # nothing is held for a second run any longer
+            inputs = self.tape.calls[found.extent.call].inputs
+            self.drop((storage, -1) for storage in (*inputs, *found.cached))
+            self.now -= RANDOM_STATE + (found.statistics if found.again else 0)
+        return None

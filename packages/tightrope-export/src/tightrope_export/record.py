@@ -25,18 +25,8 @@ from tightrope.capture._eager import ops_shown
 from tightrope.capture._torch import is_random, real_tensors, storage_key, watch_storage
 from tightrope.capture.dynamo import environment
 from tightrope.capture.typed import Writer, label, view_of
-from tightrope.core import (
-    Argument,
-    CaptureError,
-    Flag,
-    Graph,
-    Kind,
-    Op,
-    Phase,
-    Storage,
-    TightropeError,
-    fitted,
-)
+from tightrope.core import Argument, CaptureError, Flag, Graph, Kind, Op, Phase, Storage, TightropeError
+from tightrope.core.graph import fitted
 from tightrope.core.values import Input, Items, Part, Result, views
 from tightrope.native.hook.allocator import allocator
 from tightrope.price.device import alignment_on, device_named

@@ -11,7 +11,7 @@ recomputing a module changes the second alone.
 from enum import IntEnum
 from typing import NamedTuple
 
-from tightrope.core import Bytes, Graph, StorageId
+from tightrope.core import Graph, StorageId
 
 
 class Mark(IntEnum):
@@ -68,13 +68,3 @@ class StepTape(NamedTuple):
     buffers: dict[str, tuple[tuple[str, StorageId], ...]]
     lists: dict[str, tuple[str, ...]]
     writes: dict[StorageId, tuple[int, ...]]
-
-    @property
-    def persistent(self) -> Bytes:
-        """Bytes of parameters, buffers and inputs, which the caller holds."""
-        return sum(storage.size for storage in self.graph.storages if storage.external)
-
-    @property
-    def base_ns(self) -> int:
-        """Time of the step with every op once."""
-        return sum(op.ns for op in self.graph.ops)
