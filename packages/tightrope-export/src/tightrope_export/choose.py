@@ -12,13 +12,13 @@ Gaps        Not optimal: a form of fewer bytes or less time may exist.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from tightrope.core import Bytes, InfeasibleError, Kind, format_bytes
 from tightrope_export.peak import Walker
-from tightrope_export.values.form import AgainRegion, Form, FormPromise, Saved, Target
-from tightrope_export.values.tape import Mark, StepTape
+from tightrope_export.values.form import AgainRegion, Form, FormPromise, Target
+from tightrope_export.values.tape import Mark
 
 MOST: Final = 2_500
 """Walks of one search."""
@@ -49,35 +49,30 @@ def refusal(walker: Walker, path: str) -> str:
     """Say why a module cannot be computed again; empty = it can."""
     if not path:
         return "is the whole model"
-    for number in walker.by_path.get(path, ()):
-        if found := _call_refusal(walker, number, path):
-            return found
-    return "" if path in walker.by_path else "was not called"
+    if path not in walker.by_path:
+        return "was not called"
+    return next(filter(None, (_call_refusal(walker, call, path) for call in walker.by_path[path])), "")
 
 
 def _call_refusal(walker: Walker, number: int, path: str) -> str:
     tape, extent = walker.tape, walker.extents[number]
-    call = tape.calls[number]
-    made = {storage for op in extent.names.values() for storage in tape.graph.ops[op].creates}
+    call, ops = tape.calls[number], [tape.graph.ops[op] for op in extent.names.values()]
+    made = {storage for op in ops for storage in op.creates}
     if not any(tape.saves[save] in made for save in extent.saves):
         return "saves nothing that it computes"
     if call.start >= tape.turn:
         return "runs in the backward"
-    inputs, storages = {*call.inputs}, tape.graph.storages
-    fixed = {one for names in walker.statistics(path).values() for _, one in names}
-    for storage in inputs:
-        if any(at > call.start for at in tape.writes.get(storage, ())):
-            return "has an argument that is changed later"
-    for op in map(tape.graph.ops.__getitem__, extent.names.values()):
-        for storage in op.reads:
-            if storage not in made and storage not in inputs and storages[storage].kind is Kind.ACTIVATION:
-                return "reads what is not its argument"
-        if any(storage not in made and storage not in fixed for storage in op.mutates):
+    if any(at > call.start for storage in call.inputs for at in tape.writes.get(storage, ())):
+        return "has an argument that is changed later"
+    given = made.union(call.inputs)
+    fixed = made.union(one for names in walker.statistics(path).values() for _, one in names)
+    for op in ops:
+        if any(tape.graph.storages[one].kind is Kind.ACTIVATION for one in op.reads if one not in given):
+            return "reads what is not its argument"
+        if not fixed.issuperset(op.mutates):
             return "changes what it did not make"
     gone = {one for kind, one in tape.events[call.start : call.end] if kind is Mark.FREE}
-    if made - gone - {*call.outputs}:
-        return "keeps what it made, such as a cache"
-    return ""
+    return "keeps what it made, such as a cache" if made - gone - {*call.outputs} else ""
 
 
 def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINTS) -> ChosenForm:
@@ -94,9 +89,8 @@ def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINT
     """
     search = Search(walker, budget, hints)
     if target == "hf":
-        found = [(form, name) for name in search.lists for form in [search.best(search.lists[name])]]
-        form, layers = min(found or [((), "")], key=lambda one: search.rank(one[0]))
-        return search.checked(form, layers)
+        found = [(search.best(members), name) for name, members in search.lists.items()]
+        return search.checked(*min(found or [((), "")], key=lambda one: search.rank(one[0])))
     form = search.best(search.candidates)
     return search.checked(search.selective(form) if target == "sac" else form)
 
@@ -110,9 +104,11 @@ class Search:
         kept = {path: self.weight(path) for path in able}
         self.candidates = tuple(sorted(able, key=lambda path: -kept[path])[:_CANDIDATES])
         wide = {
-            name: tuple(one for one in members if one in kept) for name, members in walker.tape.lists.items()
+            name: tuple(filter(kept.__contains__, members)) for name, members in walker.tape.lists.items()
         }
         self.lists = {name: members for name, members in wide.items() if members}
+        members = [one for members in self.lists.values() for one in members]
+        self.uniform = (*map(_form, self.lists.values()), _form(_outermost(members)))
         self.seen: set[Form] = set()
 
     def weight(self, path: str) -> Bytes:
@@ -120,11 +116,6 @@ class Search:
         tape = self.walker.tape
         saves = {tape.saves[s] for n in self.walker.by_path[path] for s in self.walker.extents[n].saves}
         return sum(self.walker.sizes[storage] for storage in saves if storage >= 0)
-
-    @property
-    def tape(self) -> StepTape:
-        """Of the step."""
-        return self.walker.tape
 
     def promise(self, form: Form) -> FormPromise:
         """The figures of a form."""
@@ -158,23 +149,15 @@ class Search:
 
     def best(self, candidates: Sequence[str]) -> Form:
         """The best form of whole modules."""
-        starts: list[Form] = [()]
         allowed = {*candidates}
-        for members in self.lists.values():
-            if allowed.issuperset(members):
-                starts.append(_form(members))
-        if self.lists and allowed.issuperset(one for members in self.lists.values() for one in members):
-            outer = _outermost(one for members in self.lists.values() for one in members)
-            starts.append(_form(outer))
-        if hinted := self._hinted(candidates):
-            starts.append(hinted)
-        ranked = sorted(dict.fromkeys(starts), key=self.rank)
+        uniform = [form for form in self.uniform if allowed.issuperset(one.path for one in form)]
+        ranked = sorted(dict.fromkeys([(), *uniform, self._hinted(allowed)]), key=self.rank)
         found = [self._improved(self._fitted(form, candidates), candidates) for form in ranked[:3]]
         return min([*ranked, *found], key=self.rank)
 
-    def _hinted(self, candidates: Sequence[str]) -> Form:
+    def _hinted(self, allowed: Set[str]) -> Form:
         """The innermost modules around what a plan computes again."""
-        allowed, found = {*candidates}, set[str]()
+        found = set[str]()
         for path, _ in self.hints.again:
             while path and path not in allowed:
                 path = path.rpartition(".")[0]
@@ -204,44 +187,32 @@ class Search:
     def _improved(self, form: Form, candidates: Sequence[str]) -> Form:
         """Take modules away, or others in their place, while that ranks better."""
         better = True
-        while better and self.left > 0:
+        while better:
             better = False
             for region in sorted(form, key=lambda one: -self.weight(one.path)):
+                if self.left <= 0:
+                    return form
                 without = tuple(one for one in form if one != region)
                 inner = [path for path in candidates if path.startswith(f"{region.path}.")]
-                near = [without, *(_with(without, path) for path in inner[:12])]
-                best = min(near, key=self.rank)
+                best = min((without, *(_with(without, path) for path in inner[:12])), key=self.rank)
                 if self.rank(best) < self.rank(form):
                     form, better = best, True
-                if self.left <= 0:
-                    break
         return form
 
     def selective(self, form: Form) -> Form:
         """The best form whose modules keep some results; whole modules where nothing is won."""
-        starts = [form, *(_form(members) for members in self.lists.values())]
-        outer = _form(_outermost(one for members in self.lists.values() for one in members))
-        starts.append(outer)
         self.left = MOST
-        found = [form]
-        for start in sorted(dict.fromkeys(starts), key=self.rank)[:4]:
-            if start and self.promise(start).total <= self.budget:
-                found.append(self._keeping(start))
-        return min(found, key=self.rank)
+        starts = sorted(dict.fromkeys((form, *self.uniform)), key=self.rank)[:4]
+        fitting = [start for start in starts if start and self.promise(start).total <= self.budget]
+        return min((form, *map(self._keeping, fitting)), key=self.rank)
 
     def _keeping(self, form: Form) -> Form:
-        groups = sorted(self._groups(form).items(), key=lambda one: -one[1][0])
-        if any(hinted := [one for one in groups if one[1][2]]):
-            groups = [*hinted, *(one for one in groups if not one[1][2])]
-        saved: dict[str, dict[tuple[str, int], None]] = {region.path: {} for region in form}
-        for (_, name), (_, paths, _) in groups:
+        saved: dict[str, frozenset[tuple[str, int]]] = {region.path: frozenset() for region in form}
+        for name, paths in self._groups(form):
             for part in (paths, paths[: len(paths) // 2], *([one] for one in paths)):
-                new = [path for path in part if name not in saved[path]]
-                trial = {
-                    path: {**own, **({name: None} if path in new else {})} for path, own in saved.items()
-                }
-                if new and self.left > 0 and self.promise(_saving(trial)).total <= self.budget:
-                    saved = trial
+                new = {path: saved[path] | {name} for path in part if name not in saved[path]}
+                if new and self.left > 0 and self.promise(_saving(saved | new)).total <= self.budget:
+                    saved |= new
         kept = _saving(saved)
         return min((form, kept, self._plain_where_little(kept)), key=self.rank)
 
@@ -253,46 +224,36 @@ class Search:
                 form = other
         return form
 
-    def _groups(self, form: Form) -> dict[tuple[str, tuple[str, int]], tuple[float, list[str], bool]]:
-        """Results that can be kept, by kind of module: (time per byte, modules, whether a plan does)."""
-        found: dict[tuple[str, tuple[str, int]], tuple[float, list[str], bool]] = {}
+    def _groups(self, form: Form) -> list[tuple[tuple[str, int], list[str]]]:
+        """Results that can be kept, each with alike modules: the plan's first, then by time per byte."""
+        alike: dict[tuple[str, tuple[str, int]], list[str]] = {}
+        order: dict[tuple[str, tuple[str, int]], tuple[bool, float]] = {}
         for region in form:
             calls = self.walker.by_path[region.path]
-            if len(calls) > 1:
-                continue
             extent = self.walker.extents[calls[0]]
-            for name, op in extent.names.items():
-                rate = self._rate(op, extent.call)
-                if rate <= 0:
-                    continue
-                key = re.sub(r"\d+", "#", region.path), name
-                one = self.walker.tape.graph.ops[op]
-                known = found.setdefault(key, (rate, [], (one.module, one.target) in self.hints.kept))
-                known[1].append(region.path)
-        return found
+            for name, number in extent.names.items() if len(calls) == 1 else ():
+                if (rate := self._rate(number, extent.call)) > 0:
+                    key, op = (re.sub(r"\d+", "#", region.path), name), self.walker.tape.graph.ops[number]
+                    alike.setdefault(key, []).append(region.path)
+                    order.setdefault(key, ((op.module, op.target) not in self.hints.kept, -rate))
+        return [(key[1], alike[key]) for key in sorted(alike, key=order.__getitem__)]
 
     def _rate(self, number: int, call: int) -> float:
         """Time per byte of keeping what an op makes; 0 = it cannot be kept."""
         tape = self.walker.tape
-        op = tape.graph.ops[number]
-        at = tape.calls[call].start
-        changed = any(when > at for storage in op.creates for when in tape.writes.get(storage, ()))
-        random = bool(op.flags) or op.mutates
-        if not op.creates or changed or random:
+        op, start = tape.graph.ops[number], tape.calls[call].start
+        changed = any(when > start for storage in op.creates for when in tape.writes.get(storage, ()))
+        if not op.creates or changed or op.flags or op.mutates:
             return 0.0
         return op.ns / max(sum(self.walker.sizes[storage] for storage in op.creates), 1)
 
 
-def _saving(saved: Mapping[str, Mapping[tuple[str, int], None]]) -> Form:
-    return tuple(AgainRegion(path, _names(saved[path])) for path in sorted(saved, key=_order))
-
-
-def _names(saved: Iterable[tuple[str, int]]) -> Saved:
-    return tuple(sorted(saved))
+def _saving(saved: Mapping[str, Iterable[tuple[str, int]]]) -> Form:
+    return tuple(AgainRegion(path, tuple(sorted(saved[path]))) for path in sorted(saved, key=_order))
 
 
 def _form(paths: Iterable[str]) -> Form:
-    return tuple(AgainRegion(path) for path in sorted(paths, key=_order))
+    return _saving(dict.fromkeys(paths, ()))
 
 
 def _order(path: str) -> list[tuple[int, str]]:

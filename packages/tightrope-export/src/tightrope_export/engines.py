@@ -13,21 +13,19 @@ from tightrope_export.choose import ChosenForm, Search
 from tightrope_export.values.form import AgainRegion, Form
 
 
-def torchtitan(members: Sequence[str]) -> Iterator[tuple[Form, str]]:
-    """Settings of torchtitan for a list of layers, each with the form that it means."""
+def settings(engine: str, members: Sequence[str]) -> Iterator[tuple[Form, str]]:
+    """Settings of ``torchtitan`` or ``megatron`` for a list of layers, each with the form that it means."""
+    layers = tuple(map(AgainRegion, members))
+    if engine == "megatron":
+        yield (), ""
+        for num in range(1, len(layers) + 1):
+            flags = "--recompute-granularity full --recompute-method block --recompute-num-layers"
+            yield layers[:num], f"{flags} {num}\n"
+        return
     yield (), 'mode = "none"\n'
-    yield tuple(map(AgainRegion, members)), 'mode = "full"\n'
-    for every in range(2, len(members) + 1):
-        form = tuple(AgainRegion(path) for path in members[every - 1 :: every])
-        yield form, f'mode = "selective"\nselective_ac_option = "{every}"\n'
-
-
-def megatron(members: Sequence[str]) -> Iterator[tuple[Form, str]]:
-    """Settings of Megatron for a list of layers, each with the form that it means."""
-    yield (), ""
-    for num in range(1, len(members) + 1):
-        flags = f"--recompute-granularity full --recompute-method block --recompute-num-layers {num}\n"
-        yield tuple(map(AgainRegion, members[:num])), flags
+    yield layers, 'mode = "full"\n'
+    for every in range(2, len(layers) + 1):
+        yield layers[every - 1 :: every], f'mode = "selective"\nselective_ac_option = "{every}"\n'
 
 
 def choose_setting(search: Search, engine: str) -> tuple[ChosenForm, str]:
@@ -40,16 +38,10 @@ def choose_setting(search: Search, engine: str) -> tuple[ChosenForm, str]:
         TightropeError: the model has no list whose members can all be computed again.
         InfeasibleError: no setting holds the budget; has the smallest.
     """
-    whole = {
-        name: members
-        for name, members in search.lists.items()
-        if len(members) == len(search.tape.lists[name])
-    }
+    full = search.walker.tape.lists
+    whole = {name: members for name, members in search.lists.items() if len(members) == len(full[name])}
     if not whole:
-        raise TightropeError(
-            f"the model has no list of layers that {engine} could recompute: use --to blocks."
-        )
+        raise TightropeError(f"no list of layers could be recomputed by {engine}: use --to blocks.")
     layers = max(whole, key=lambda name: (len(whole[name]), sum(map(search.weight, whole[name]))))
-    settings = [*(torchtitan if engine == "torchtitan" else megatron)(whole[layers])]
-    form, text = min(settings, key=lambda one: search.rank(one[0]))
+    form, text = min(settings(engine, whole[layers]), key=lambda one: search.rank(one[0]))
     return search.checked(form, layers), text

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
@@ -48,8 +49,8 @@ def record_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     """
     recorder, given = _Recorder(), (tuple(args), dict(kwargs or {}))
     with torch.random.fork_rng(devices=[]):
-        state, held = _apart(model)
-        mine = tree_map_only(torch.Tensor, _copied, given)
+        state, mine = _state(model), tree_map_only(torch.Tensor, _copied, given)
+        held = {name: _copied(tensor) for name, tensor in state.items()}
         for name, tensor in held.items():
             kind = Kind.PARAMETER if isinstance(state[name], nn.Parameter) else Kind.BUFFER
             recorder.external(tensor, state[name], kind, name)
@@ -68,10 +69,8 @@ def record_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     return recorder.finish(model)
 
 
-def _apart(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The parameters and buffers of a model, and stand-ins that a step may write."""
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return state, {name: _copied(tensor) for name, tensor in state.items()}
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,7 +84,7 @@ def forward_ns(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     """Time the fastest of some forwards that save nothing, in nanoseconds of thread-CPU time."""
     spent = []
     with torch.random.fork_rng(devices=[]), saved_tensors_hooks(lambda _: None, lambda nothing: nothing):
-        _, held = _apart(model)
+        held = {name: _copied(tensor) for name, tensor in _state(model).items()}
         for _ in range(runs):
             began = time.thread_time_ns()
             functional_call(model, held, tuple(args), dict(kwargs))
@@ -127,10 +126,9 @@ class _Recorder:
         self.ops: list[Op] = []
         self.storages: list[Storage] = []
         self.by_key: dict[int, int] = {}
-        self.watched: dict[int, tuple[int, Callable[[], bool]]] = {}
+        self.watched: dict[int, tuple[Mark, int, Callable[[], bool]]] = {}
         self.saves: list[int] = []
         self.layouts: list[tuple[torch.Tensor | None, tuple[Any, ...]]] = []
-        self.unpacked: dict[int, tuple[int, Callable[[], bool]]] = {}
         self.asked: dict[int, int] = {}
         self.calls: list[ModuleCall] = []
         self.open: list[int] = []
@@ -141,22 +139,26 @@ class _Recorder:
         self.buffers: dict[str, dict[str, int]] = {}
         self.quiet = False
 
+    @property
+    def path(self) -> str:
+        """Path of the module that is open."""
+        return self.calls[self.open[-1]].path if self.open else ""
+
     def external(self, tensor: torch.Tensor, real: torch.Tensor, kind: Kind, name: str) -> int:
         """Enter a tensor of the caller, once for all that share its memory."""
         key = storage_key(tensor)
         if key not in self.by_key:
             self.kept.append(tensor)
-            self.by_key[key] = self._storage(tensor, kind, external=True)
-            self.names[self.by_key[key]] = name
-        storage = self.by_key[key]
-        self.real.append((Input(f"{name}", view_of(tensor, storage)), real))
-        return storage
+            self.names[self.storage(tensor, kind, external=True)] = name
+        self.real.append((Input(name, view_of(tensor, self.by_key[key])), real))
+        return self.by_key[key]
 
-    def _storage(self, tensor: torch.Tensor, kind: Kind, *, external: bool = False) -> int:
-        size = int(tensor.untyped_storage().nbytes())
-        path = self.calls[self.open[-1]].path if self.open else ""
-        number = len(self.storages)
-        self.storages.append(Storage(number, size, kind, external=external, label=label(tensor), module=path))
+    def storage(self, tensor: torch.Tensor, kind: Kind = Kind.ACTIVATION, *, external: bool = False) -> int:
+        """Enter a storage that was not seen before."""
+        number, size = len(self.storages), int(tensor.untyped_storage().nbytes())
+        new = Storage(number, size, kind, external=external, label=label(tensor), module=self.path)
+        self.storages.append(new)
+        self.by_key[storage_key(tensor)] = number
         return number
 
     def known(self, tensor: torch.Tensor) -> int:
@@ -172,16 +174,10 @@ class _Recorder:
         for number in [one for one, at in self.asked.items() if at != node]:
             del self.asked[number]
             self.events.append((Mark.RELEASE, number))
-        for number, (key, expired) in [*self.unpacked.items()]:
+        for key, (mark, number, expired) in [*self.watched.items()]:
             if expired():
-                del self.unpacked[number]
-                self.by_key.pop(key, None)
-                self.events.append((Mark.RELEASE, number))
-        for key, (number, expired) in [*self.watched.items()]:
-            if expired():
-                del self.watched[key]
-                self.by_key.pop(key, None)
-                self.events.append((Mark.FREE, number))
+                del self.watched[key], self.by_key[key]
+                self.events.append((mark, number))
 
     def op(self, function: Any, given: tuple[Any, Any], result: Any) -> None:
         """Note an op that has run."""
@@ -194,26 +190,25 @@ class _Recorder:
         reads = {v.base for value in (*arguments, *(k[1] for k in keywords)) for v in views(value)} - {-1}
         mutates = self._mutated(function, arguments, kwargs)
         made = []
-        results = [(-1, result)] if isinstance(result, torch.Tensor) else [*enumerate(_listed(result))]
+        listed = result if isinstance(result, tuple | list) else ()
+        results = [(-1, result)] if isinstance(result, torch.Tensor) else [*enumerate(listed)]
         for position, one in results:
             if not isinstance(one, torch.Tensor) or not one.untyped_storage().nbytes():
                 continue
-            key = storage_key(one)
-            if key not in self.by_key:
-                self.by_key[key] = number = self._storage(one, Kind.ACTIVATION)
-                self.watched[key] = number, watch_storage(one)
+            if storage_key(one) not in self.by_key:
+                number = self.storage(one)
+                self.watched[storage_key(one)] = Mark.FREE, number, watch_storage(one)
                 made.append(Result(position, view_of(one, number)))
-        phase = Phase.BACKWARD if self.turn else Phase.FORWARD
-        path = self.calls[self.open[-1]].path if self.open else ""
-        self.events.append((Mark.OP, len(self.ops)))
         for storage in mutates:
-            self.writes.setdefault(storage, []).append(len(self.events) - 1)
-        flags = Flag.RANDOM if is_random(function) else Flag.NONE
+            self.writes.setdefault(storage, []).append(len(self.events))
+        self.events.append((Mark.OP, len(self.ops)))
         self.ops.append(
             Op(
                 len(self.ops), f"op_{len(self.ops)}", name, tuple(sorted(reads)),
-                tuple(one.view.base for one in made), tuple(sorted(mutates)), flags=flags, phase=phase,
-                module=path, arguments=arguments, keywords=keywords, results=tuple(made),
+                tuple(one.view.base for one in made), tuple(sorted(mutates)),
+                flags=Flag.RANDOM if is_random(function) else Flag.NONE,
+                phase=Phase.BACKWARD if self.turn else Phase.FORWARD, module=self.path,
+                arguments=arguments, keywords=keywords, results=tuple(made),
             )
         )  # fmt: skip
 
@@ -229,9 +224,8 @@ class _Recorder:
         found: set[int] = set()
         for position, one in enumerate(function._schema.arguments):
             if one.is_write:
-                given = (
-                    arguments[position] if position < len(arguments) else self.written(kwargs.get(one.name))
-                )
+                by_name = position >= len(arguments)
+                given = self.written(kwargs.get(one.name)) if by_name else arguments[position]
                 found.update(view.base for view in views(given) if view.base >= 0)
         places = _STATISTICS.get(str(function))
         if places is not None and arguments[places[2]]:
@@ -242,11 +236,10 @@ class _Recorder:
 
     def _statistics(self, written: set[int]) -> None:
         """Note running statistics, and the count of them, for the module that is open."""
-        path = self.calls[self.open[-1]].path if self.open else ""
         for storage in written:
             owner, _, name = self.names.get(storage, "").rpartition(".")
-            if name and owner == path and self.storages[storage].kind is Kind.BUFFER:
-                self.buffers.setdefault(path, {})[name] = storage
+            if name and owner == self.path and self.storages[storage].kind is Kind.BUFFER:
+                self.buffers.setdefault(owner, {})[name] = storage
 
     def pack(self, tensor: torch.Tensor) -> int:
         """Take what autograd saves, and keep its layout alone."""
@@ -287,9 +280,8 @@ class _Recorder:
             flat.zero_()
             if kept is not None:
                 _compact(made).copy_(kept)
-        key = storage_key(made)
-        self.by_key[key] = self._storage(made, Kind.ACTIVATION)
-        self.unpacked[number] = key, watch_storage(made)
+        self.storage(made)
+        self.watched[storage_key(made)] = Mark.RELEASE, number, watch_storage(made)
         return made
 
     @contextmanager
@@ -329,36 +321,21 @@ class _Recorder:
         inputs, real = zip(*self.real, strict=True)
         where = environment([torch.empty(0)])
         kept = [one for one in self.ops if one.creates or one.mutates]
-        part = Part(len(kept), inputs)
-        graph = Graph(
-            tuple(_numbered(op, number) for number, op in enumerate(kept)), tuple(self.storages), (), (part,),
-            type(model).__name__, where,
-        )  # fmt: skip
-        hook = allocator()
+        parts = (Part(len(kept), inputs),)
+        numbered = tuple(replace(op, id=number) for number, op in enumerate(kept))
+        graph = Graph(numbered, tuple(self.storages), (), parts, type(model).__name__, where)
         with real_tensors():
-            priced = price_ops(graph, real, allocator=hook, store=PriceStore(where)).graph
-        measured = dict(zip((op.id for op in kept), priced.ops, strict=True))
-        ops = tuple(_numbered(measured.get(op.id, op), op.id) for op in self.ops)
-        whole = fitted(
-            Graph(ops, priced.storages, (), (), graph.name, where), alignment_on(device_named(where))
-        )
+            priced = price_ops(graph, real, allocator=allocator(), store=PriceStore(where)).graph
+        measured = {op.id: replace(one, id=op.id) for op, one in zip(kept, priced.ops, strict=True)}
+        ops = tuple(measured.get(op.id, op) for op in self.ops)
+        whole = Graph(ops, priced.storages, (), (), graph.name, where)
         lists = {
             path: tuple(f"{path}.{name}" if path else name for name, _ in module.named_children())
             for path, module in model.named_modules()
             if isinstance(module, nn.ModuleList | nn.Sequential)
         }
         return StepTape(
-            whole, tuple(self.events), self.turn, tuple(self.saves), tuple(self.calls),
-            {path: tuple(names.items()) for path, names in self.buffers.items()}, lists,
+            fitted(whole, alignment_on(device_named(where))), tuple(self.events), self.turn, tuple(self.saves),
+            tuple(self.calls), {path: tuple(names.items()) for path, names in self.buffers.items()}, lists,
             {storage: tuple(at) for storage, at in self.writes.items()},
         )  # fmt: skip
-
-
-def _numbered(op: Op, number: int) -> Op:
-    from msgspec.structs import replace
-
-    return replace(op, id=number)
-
-
-def _listed(result: Any) -> Sequence[Any]:
-    return result if isinstance(result, tuple | list) else ()
