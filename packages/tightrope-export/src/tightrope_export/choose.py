@@ -13,6 +13,7 @@ Gaps        Not optimal: a form of fewer bytes or less time may exist.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import partial
 from typing import Final, NamedTuple
 
 from tightrope.core import Bytes, InfeasibleError, Kind, format_bytes
@@ -103,10 +104,9 @@ class Search:
         able = [path for path in walker.by_path if not refusal(walker, path)]
         kept = {path: self.weight(path) for path in able}
         self.candidates = tuple(sorted(able, key=lambda path: -kept[path])[:_CANDIDATES])
-        wide = {
-            name: tuple(filter(kept.__contains__, members)) for name, members in walker.tape.lists.items()
-        }
-        self.lists = {name: members for name, members in wide.items() if members}
+        wide = walker.tape.lists.items()
+        able_in = {name: tuple(one for one in members if one in kept) for name, members in wide}
+        self.lists = {name: members for name, members in able_in.items() if members}
         members = [one for members in self.lists.values() for one in members]
         self.uniform = (*map(_form, self.lists.values()), _form(_outermost(members)))
         self.seen: set[Form] = set()
@@ -166,23 +166,18 @@ class Search:
 
     def _fitted(self, form: Form, candidates: Sequence[str]) -> Form:
         """Add the module that lowers the peak most per time, until the budget holds."""
-        while self.left > 0 and (now := self.promise(form)).total > self.budget:
-            best, most = form, 0.0
-            for path in candidates:
-                other = _with(form, path)
-                if other == form:
-                    continue
-                then = self.promise(other)
-                won = now.peak - then.peak + _WORTH * (now.held - then.held)
-                rate = won / max(then.ns - now.ns, 1_000)
-                if won > 0 and rate > most:
-                    best, most = other, rate
-                if self.left <= 0:
-                    break
-            if best == form:
+        while self.left > 0 and self.promise(form).total > self.budget:
+            others = (_with(form, path) for path in candidates if self.left > 0)
+            best = max(others, key=partial(self._gain, form), default=form)
+            if self._gain(form, best) <= 0:
                 break
             form = best
         return form
+
+    def _gain(self, form: Form, other: Form) -> float:
+        now, then = self.promise(form), self.promise(other)
+        won = now.peak - then.peak + _WORTH * (now.held - then.held)
+        return won / max(then.ns - now.ns, 1_000)
 
     def _improved(self, form: Form, candidates: Sequence[str]) -> Form:
         """Take modules away, or others in their place, while that ranks better."""

@@ -37,7 +37,9 @@ def measured_costs(
 
 @cache
 def _of_torch() -> CheckpointCosts:
-    policy: Any = partial(create_selective_checkpoint_contexts, _compute_again)
+    policy: Any = partial(
+        create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.MUST_RECOMPUTE
+    )
     again: Any = partial(checkpoint, use_reentrant=False)
     weight = nn.Parameter(torch.ones(8))
 
@@ -54,10 +56,6 @@ def _of_torch() -> CheckpointCosts:
         policy=max(each[2] - each[1], 0),
         op=each[0],
     )
-
-
-def _compute_again(*_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _fastest(weight: nn.Parameter, num: int, wrapped: Callable[..., torch.Tensor] | None) -> int:

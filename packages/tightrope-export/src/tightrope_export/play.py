@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -107,7 +106,7 @@ class Player:
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
-    return np.ascontiguousarray(tensor.detach().reshape(-1).view(torch.uint8).numpy()).tobytes()
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def shown(plain: Player, changed: Player) -> Shown:

@@ -14,6 +14,7 @@ Gaps        Models on the meta device have no values to run on. Bytes that kerne
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -137,7 +138,6 @@ class _Recorder:
         self.writes: dict[int, list[int]] = {}
         self.names: dict[int, str] = {}
         self.buffers: dict[str, dict[str, int]] = {}
-        self.quiet = False
 
     @property
     def path(self) -> str:
@@ -168,8 +168,6 @@ class _Recorder:
 
     def poll(self) -> None:
         """Note what has gone since the last event."""
-        if self.quiet:
-            return
         node = running_node() if self.asked else -1
         for number in [one for one, at in self.asked.items() if at != node]:
             del self.asked[number]
@@ -183,12 +181,12 @@ class _Recorder:
         """Note an op that has run."""
         self.poll()  # the mode holds what the op was given: what is gone was gone before it
         name, args, kwargs = str(function), given[0], given[1] or {}
-        if self.quiet or name in IGNORED:
+        if name in IGNORED:
             return
-        keywords = tuple((key, self.written(value)) for key, value in kwargs.items())
+        keywords = {key: self.written(value) for key, value in kwargs.items()}
         arguments = tuple(self.written(value) for value in args)
-        reads = {v.base for value in (*arguments, *(k[1] for k in keywords)) for v in views(value)} - {-1}
-        mutates = self._mutated(function, arguments, kwargs)
+        reads = {view.base for one in (*arguments, *keywords.values()) for view in views(one)} - {-1}
+        mutates = self._mutated(function, arguments, keywords)
         made = []
         listed = result if isinstance(result, tuple | list) else ()
         results = [(-1, result)] if isinstance(result, torch.Tensor) else [*enumerate(listed)]
@@ -208,7 +206,7 @@ class _Recorder:
                 tuple(one.view.base for one in made), tuple(sorted(mutates)),
                 flags=Flag.RANDOM if is_random(function) else Flag.NONE,
                 phase=Phase.BACKWARD if self.turn else Phase.FORWARD, module=self.path,
-                arguments=arguments, keywords=keywords, results=tuple(made),
+                arguments=arguments, keywords=tuple(keywords.items()), results=tuple(made),
             )
         )  # fmt: skip
 
@@ -220,26 +218,23 @@ class _Recorder:
             return Items(tuple(self.written(one) for one in value))
         return Writer({}, {}).argument(value)
 
-    def _mutated(self, function: Any, arguments: tuple[Argument, ...], kwargs: Any) -> set[int]:
-        found: set[int] = set()
-        for position, one in enumerate(function._schema.arguments):
-            if one.is_write:
-                by_name = position >= len(arguments)
-                given = self.written(kwargs.get(one.name)) if by_name else arguments[position]
-                found.update(view.base for view in views(given) if view.base >= 0)
+    def _mutated(
+        self, function: Any, arguments: tuple[Argument, ...], keywords: Mapping[str, Argument]
+    ) -> set[int]:
+        """Storages that an op writes; notes those that are running statistics of the module that is open."""
+        given = {one.name: value for one, value in zip(function._schema.arguments, arguments, strict=False)}
+        given.update(keywords)
+        written = [given.get(one.name) for one in function._schema.arguments if one.is_write]
+        found = {view.base for one in written for view in views(one) if view.base >= 0}
+        statistics = {one for one in found if self.storages[one].label == "int64[scalar]"}  # a count of them
         places = _STATISTICS.get(str(function))
         if places is not None and arguments[places[2]]:
-            self._statistics({view.base for place in places[:2] for view in views(arguments[place])})
-        else:
-            self._statistics({one for one in found if self.storages[one].label == "int64[scalar]"})
-        return found
-
-    def _statistics(self, written: set[int]) -> None:
-        """Note running statistics, and the count of them, for the module that is open."""
-        for storage in written:
+            statistics = {view.base for place in places[:2] for view in views(arguments[place])}
+        for storage in statistics:
             owner, _, name = self.names.get(storage, "").rpartition(".")
             if name and owner == self.path and self.storages[storage].kind is Kind.BUFFER:
                 self.buffers.setdefault(owner, {})[name] = storage
+        return found
 
     def pack(self, tensor: torch.Tensor) -> int:
         """Take what autograd saves, and keep its layout alone."""
@@ -250,19 +245,11 @@ class _Recorder:
         self.saves.append(-1 if own else storage)
         layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         self.events.append((Mark.PACK, number))
-        with self._unseen():
+        with real_tensors():
             whole = own or not (tensor.is_floating_point() or tensor.is_complex())
             kept = (tensor.detach() if own else _compact(tensor).clone()) if whole else None
         self.layouts.append((kept, layout))
         return number
-
-    @contextmanager
-    def _unseen(self) -> Iterator[None]:
-        before, self.quiet = self.quiet, True
-        try:
-            yield
-        finally:
-            self.quiet = before
 
     def unpack(self, number: int) -> torch.Tensor:
         """Give back a tensor of that layout; numbers that may be positions keep their values."""
@@ -273,11 +260,10 @@ class _Recorder:
             assert kept is not None
             self.asked[number] = running_node()
             return kept
-        with self._unseen():
+        with real_tensors():
             shape, strides, dtype, device = layout
             made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            flat = torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())
-            flat.zero_()
+            made.untyped_storage().fill_(0)
             if kept is not None:
                 _compact(made).copy_(kept)
         self.storage(made)
@@ -289,32 +275,27 @@ class _Recorder:
         """See ops, saves and modules."""
         with ExitStack() as stack:
             for path, module in model.named_modules():
-                before = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
-                after = module.register_forward_hook(self._exit)
-                stack.callback(before.remove)
-                stack.callback(after.remove)
+                enter = partial(self._enter, path)
+                stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                stack.enter_context(module.register_forward_hook(self._exit))
             stack.enter_context(saved_tensors_hooks(self.pack, self.unpack))
             stack.enter_context(ops_shown(self.op))
             yield
             self.poll()  # outside of the backward: everything that was asked for is gone
 
-    def _enter(self, path: str) -> Callable[[Any, Any, Any], None]:
-        def enter(_module: Any, args: Any, kwargs: Any) -> None:
-            self.poll()
-            inputs = tuple(dict.fromkeys(self.known(one) for one in _tensors((args, kwargs))))
-            self.open.append(len(self.calls))
-            places = sum(isinstance(one, torch.Tensor) for one in args)
-            self.calls.append(ModuleCall(path, len(self.events), -1, inputs, places=places))
-            self.events.append((Mark.ENTER, len(self.calls) - 1))
-
-        return enter
+    def _enter(self, path: str, _module: Any, args: Any, kwargs: Any) -> None:
+        self.poll()
+        inputs = tuple(dict.fromkeys(self.known(one) for one in _tensors((args, kwargs))))
+        self.open.append(len(self.calls))
+        places = sum(isinstance(one, torch.Tensor) for one in args)
+        self.calls.append(ModuleCall(path, len(self.events), -1, inputs, places=places))
+        self.events.append((Mark.ENTER, self.open[-1]))
 
     def _exit(self, _module: Any, _args: Any, result: Any) -> None:
         self.poll()
         number = self.open.pop()
         outputs = tuple(dict.fromkeys(self.known(one) for one in _tensors(result)))
         self.calls[number] = self.calls[number]._replace(end=len(self.events), outputs=outputs)
-        self.events.append((Mark.EXIT, number))
 
     def finish(self, model: nn.Module) -> StepTape:
         """Measure the ops, and put everything together."""
@@ -335,7 +316,8 @@ class _Recorder:
             if isinstance(module, nn.ModuleList | nn.Sequential)
         }
         return StepTape(
-            fitted(whole, alignment_on(device_named(where))), tuple(self.events), self.turn, tuple(self.saves),
-            tuple(self.calls), {path: tuple(names.items()) for path, names in self.buffers.items()}, lists,
-            {storage: tuple(at) for storage, at in self.writes.items()},
+            fitted(whole, alignment_on(device_named(where))),
+            tuple(self.events), self.turn, tuple(self.saves),
+            tuple(self.calls), {path: tuple(names.items()) for path, names in self.buffers.items()},
+            lists, {storage: tuple(at) for storage, at in self.writes.items()},
         )  # fmt: skip

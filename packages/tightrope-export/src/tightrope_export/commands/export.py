@@ -2,16 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import Plan, TightropeError, format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    from tightrope_export.commands.exporting import Exported
 
 _EXAMPLES = """\b
 Examples:
@@ -22,14 +19,8 @@ Examples:
   tightrope export train.py:build --budget 8GiB --to megatron -o flags.txt"""
 
 
-class ExportTarget(StrEnum):
-    """What can be written."""
-
-    SAC = "sac"
-    HF = "hf"
-    BLOCKS = "blocks"
-    TORCHTITAN = "torchtitan"
-    MEGATRON = "megatron"
+ExportTarget = StrEnum("ExportTarget", "SAC HF BLOCKS TORCHTITAN MEGATRON")
+"""What can be written."""
 
 
 def register(app: typer.Typer) -> None:
@@ -64,41 +55,36 @@ def export(
             raise TightropeError(f"{source!r:.200} is the model already: leave out --model.")
         if budget is None:
             raise TightropeError(f"{source!r:.200} has no plan with a budget: add --budget BYTES.")
-        target, plan = source, None
         parse_bytes(budget, whole=1)
-    else:
-        if budget is not None:
-            raise TightropeError("the budget is that of the plan: leave out --budget.")
-        plan = Plan.load(Path(source))
-        if model is None:
-            raise TightropeError("a plan does not hold its model: add --model FILE.py:FUNCTION.")
-        target = model
+    elif budget is not None:
+        raise TightropeError("the budget is that of the plan: leave out --budget.")
+    elif model is None:
+        raise TightropeError("a plan does not hold its model: add --model FILE.py:FUNCTION.")
+    plan, target = (None, source) if model is None else (Plan.load(Path(source)), model)
     if check and to in (ExportTarget.TORCHTITAN, ExportTarget.MEGATRON):
         raise TightropeError(f"--check runs Python files, and {to.value} is a setting: leave it out.")
     built = build(target)
     from tightrope_export.commands.exporting import exported, judged
 
-    found = exported(target, built, plan, budget, to.value, output)
-    wrong = judged(found, built, output) if check else None
+    promise, row = exported(target, built, plan, budget, to.value, output)
+    wrong = judged(promise, built, output) if check else None
     if json:
-        emit_json(found.as_json() | ({} if wrong is None else {"wrong": wrong}))
+        emit_json(row | ({} if wrong is None else {"wrong": wrong}))
     else:
-        _say(found, output, wrong)
+        _say(row, output, wrong)
     if wrong:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _say(found: "Exported", output: Path, wrong: list[str] | None) -> None:
-    row: dict[str, Any] = found.as_json()
+def _say(row: dict[str, Any], output: Path, wrong: list[str] | None) -> None:
     lines = [
         f"form      {row['modules']} modules computed again, {row['results_kept']} results kept in them",
         f"forecast  {format_bytes(row['forecast_bytes'])} of {format_bytes(row['budget_bytes'])}, "
         f"{row['more_time_percent']:.1f} % more time than each op once; "
         f"{format_bytes(row['whole_bytes'])} without the file",
         f"plan      {format_bytes(row['plan_bytes'])}, {row['plan_more_time_percent']:.1f} % more time: "
-        + ("the exported form is coarser" if row["coarser"] else "the exported form is no worse"),
+        f"the exported form is {'coarser' if row['coarser'] else 'no worse'}",
         *([] if wrong is None else [f"check     {'; '.join(wrong) or 'ran as promised'}"]),
         f"written   {output}",
     ]
-    for line in lines:
-        console().print(line, markup=False, soft_wrap=True)
+    console().print("\n".join(lines), markup=False, soft_wrap=True)

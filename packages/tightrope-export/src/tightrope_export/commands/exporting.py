@@ -1,12 +1,13 @@
 """The command ``export``, without its words."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from tightrope.cli.planning import Request, plan_source
 from tightrope.cli.sources import source_of
 from tightrope.cli.target import Built
-from tightrope.core import Bytes, Compute, FingerprintError, Graph, Phase, Plan, parse_bytes
+from tightrope.core import Compute, FingerprintError, Graph, Phase, Plan, parse_bytes
 from tightrope.core.writing import write_whole
 from tightrope.plan import whole_bytes
 from tightrope_export.choose import ChosenForm, Hints, Search, choose
@@ -20,40 +21,13 @@ from tightrope_export.values.form import FormPromise, Target
 from tightrope_export.write import python_file
 
 
-class Exported(NamedTuple):
-    """What was written, and the plan that it was made from."""
-
-    target: str
-    budget: Bytes
-    chosen: ChosenForm
-    whole: FormPromise
-    plan: Plan
-
-    def as_json(self) -> dict[str, Any]:
-        """The figures by name."""
-        promise, said = self.chosen.promise, self.plan.forecast
-        more = 100 * (promise.ratio - 1)
-        planned = 100 * (said.ns / max(said.base_ns, 1) - 1)
-        return {
-            "target": self.target,
-            "budget_bytes": self.budget,
-            "forecast_bytes": promise.total,
-            "forecast_peak_bytes": promise.peak,
-            "whole_bytes": self.whole.total,
-            "more_time_percent": round(more, 2),
-            "plan_bytes": said.total,
-            "plan_more_time_percent": round(planned, 2),
-            "coarser": promise.total > said.total or more > planned,
-            "modules": len(self.chosen.form),
-            "results_kept": sum(len(region.saved) for region in self.chosen.form),
-            "regions": [{"path": one.path, "saved": one.saved} for one in self.chosen.form],
-        }
-
-
 def exported(
     target: str, built: Built, plan: Plan | None, budget: str | None, to: str, output: Path
-) -> Exported:
+) -> tuple[FormPromise, dict[str, Any]]:
     """Plan where there is no plan, choose a form and write it.
+
+    Returns:
+        What is promised, and all figures by name.
 
     Raises:
         FingerprintError: the plan was made for another model.
@@ -71,8 +45,8 @@ def exported(
         )
     limit = plan.budget if budget is None else parse_bytes(budget, whole=whole_bytes(source.graph))
     tape = record_step(built.model, built.args, built.kwargs)
-    costs = measured_costs(tape, built.model, built.args, built.kwargs)
-    walker, hints = Walker(tape, costs), hints_of(source.graph, plan)
+    walker = Walker(tape, measured_costs(tape, built.model, built.args, built.kwargs))
+    hints = hints_of(source.graph, plan)
     if to in ("torchtitan", "megatron"):
         chosen, text = choose_setting(Search(walker, limit, hints), to)
         text = ("[activation_checkpoint]\n" if to == "torchtitan" else "") + text
@@ -80,46 +54,51 @@ def exported(
         chosen = choose(walker, cast("Target", to), limit, hints)
         text = written(walker, chosen, type(built.model).__name__, output.stem)
     write_whole(output, text.encode())
-    return Exported(to, limit, chosen, walker.promise(()), plan)
+    return chosen.promise, {"target": to, "budget_bytes": limit} | _figures(chosen, walker, plan)
+
+
+def _figures(chosen: ChosenForm, walker: Walker, plan: Plan) -> dict[str, Any]:
+    promise, said = chosen.promise, plan.forecast
+    more, planned = 100 * (promise.ratio - 1), said.tdi_percent
+    return {
+        "forecast_bytes": promise.total,
+        "forecast_peak_bytes": promise.peak,
+        "whole_bytes": walker.promise(()).total,
+        "more_time_percent": round(more, 2),
+        "plan_bytes": said.total,
+        "plan_more_time_percent": round(planned, 2),
+        "coarser": promise.total > said.total or more > planned,
+        "modules": len(chosen.form),
+        "results_kept": sum(len(region.saved) for region in chosen.form),
+        "regions": [region._asdict() for region in chosen.form],
+    }
 
 
 def written(walker: Walker, chosen: ChosenForm, model: str, stem: str) -> str:
     """The text of a Python file for a form."""
-    statistics = {
-        region.path: [
-            (owner.removeprefix(region.path).removeprefix("."), name)
-            for owner, names in walker.statistics(region.path).items()
-            for name, _ in names
-        ]
-        for region in chosen.form
-    }
-    return python_file(
-        chosen.form,
-        chosen.promise,
-        {path: names for path, names in statistics.items() if names},
-        model=model,
-        stem=stem,
-        layers=chosen.layers,
-    )
+    statistics: dict[str, list[tuple[str, str]]] = {}
+    for path, _ in chosen.form:
+        for owner, names in walker.statistics(path).items():
+            inner = owner.removeprefix(path).removeprefix(".")
+            statistics.setdefault(path, []).extend((inner, name) for name, _ in names)
+    return python_file(chosen.form, chosen.promise, statistics, model=model, stem=stem, layers=chosen.layers)
 
 
 def hints_of(graph: Graph, plan: Plan) -> Hints:
     """What a plan computes again, and what it keeps for the backward."""
     base = {op.variant: op.id for op in graph.ops if op.variant >= 0}
-    seen: set[int] = set()
-    again: set[int] = set()
-    for step in plan.schedule.steps:
-        if isinstance(step, Compute):
-            op = base.get(step.op, step.op)
-            (again if op in seen else seen).add(op)
+    steps = [step.op for step in plan.schedule.steps if isinstance(step, Compute)]
+    again = {op for op, times in Counter(base.get(op, op) for op in steps).items() if times > 1}
     late = {storage for op in graph.ops if op.phase is Phase.BACKWARD for storage in op.reads}
     kept = {op.id for op in graph.ops if op.id not in again and not late.isdisjoint(op.creates)}
-    named = [{(graph.ops[op].module, graph.ops[op].target) for op in ops} for ops in (again, kept)]
-    return Hints(frozenset(named[0]), frozenset(named[1] - named[0]))
+    computing, keeping = (
+        {(graph.ops[op].module, graph.ops[op].target) for op in ops} for ops in (again, kept)
+    )
+    return Hints(frozenset(computing), frozenset(keeping - computing))
 
 
-def judged(found: Exported, built: Built, output: Path) -> list[str]:
+def judged(promise: FormPromise, built: Built, output: Path) -> list[str]:
     """Run a written file, and list what was not as promised."""
     plain = Player(built.model, built.args, built.kwargs)
     changed = Player(built.model, built.args, built.kwargs, imported(output).apply)
-    return findings(found.chosen.promise, shown(plain, changed))
+    return findings(promise, shown(plain, changed))

@@ -1,7 +1,7 @@
 """One training step of plain PyTorch: ops, what autograd saves, and who holds what until when.
 
     forward                                     backward
-    enter  op op(pack) free ... exit | enter ... | unpack op op release | unpack op release ...
+    enter  op op(pack) free ... | enter ... | unpack op op release | unpack op release ...
 
 A storage lives from the op that makes it until Python and the kernels of torch let go of it (`FREE`), and
 as long as autograd has it saved (from `PACK` to `RELEASE`). The first is told without the second, because
@@ -23,7 +23,6 @@ class Mark(IntEnum):
     UNPACK = 3
     RELEASE = 4
     ENTER = 5
-    EXIT = 6
 
 
 class ModuleCall(NamedTuple):
@@ -32,7 +31,7 @@ class ModuleCall(NamedTuple):
     Attributes:
         path: of the module, e.g. ``layers.3.mlp``.
         start: position of its `Mark.ENTER` among the events.
-        end: position of its `Mark.EXIT`.
+        end: position behind its events.
         inputs: storages of its arguments.
         outputs: storages of its result.
         places: number of tensors among its positional arguments.
