@@ -52,28 +52,27 @@ def refusal(walker: Walker, path: str) -> str:
         return "is the whole model"
     if path not in walker.by_path:
         return "was not called"
-    return next(filter(None, (_call_refusal(walker, call, path) for call in walker.by_path[path])), "")
-
-
-def _call_refusal(walker: Walker, number: int, path: str) -> str:
-    tape, extent = walker.tape, walker.extents[number]
-    call, ops = tape.calls[number], [tape.graph.ops[op] for op in extent.names.values()]
-    made = {storage for op in ops for storage in op.creates}
-    if not any(tape.saves[save] in made for save in extent.saves):
-        return "saves nothing that it computes"
-    if call.start >= tape.turn:
-        return "runs in the backward"
-    if any(at > call.start for storage in call.inputs for at in tape.writes.get(storage, ())):
-        return "has an argument that is changed later"
-    given = made.union(call.inputs)
-    fixed = made.union(one for names in walker.statistics(path).values() for _, one in names)
-    for op in ops:
-        if any(tape.graph.storages[one].kind is Kind.ACTIVATION for one in op.reads if one not in given):
-            return "reads what is not its argument"
-        if not fixed.issuperset(op.mutates):
-            return "changes what it did not make"
-    gone = {one for kind, one in tape.events[call.start : call.end] if kind is Mark.FREE}
-    return "keeps what it made, such as a cache" if made - gone - {*call.outputs} else ""
+    for number in walker.by_path[path]:
+        tape, extent = walker.tape, walker.extents[number]
+        call, ops = tape.calls[number], [tape.graph.ops[op] for op in extent.names.values()]
+        made = {storage for op in ops for storage in op.creates}
+        if not any(tape.saves[save] in made for save in extent.saves):
+            return "saves nothing that it computes"
+        if call.start >= tape.turn:
+            return "runs in the backward"
+        if any(at > call.start for storage in call.inputs for at in tape.writes.get(storage, ())):
+            return "has an argument that is changed later"
+        given = made.union(call.inputs)
+        fixed = made.union(one for names in walker.statistics(path).values() for _, one in names)
+        for op in ops:
+            if any(tape.graph.storages[one].kind is Kind.ACTIVATION for one in op.reads if one not in given):
+                return "reads what is not its argument"
+            if not fixed.issuperset(op.mutates):
+                return "changes what it did not make"
+        gone = {one for kind, one in tape.events[call.start : call.end] if kind is Mark.FREE}
+        if made - gone - {*call.outputs}:
+            return "keeps what it made, such as a cache"
+    return ""
 
 
 def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINTS) -> ChosenForm:

@@ -9,6 +9,7 @@ Gaps        Python is spread evenly over the ops of a forward.
 """
 
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
@@ -41,13 +42,9 @@ def _of_torch() -> CheckpointCosts:
         create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.MUST_RECOMPUTE
     )
     again: Any = partial(checkpoint, use_reentrant=False)
-    weight = nn.Parameter(torch.ones(8))
-
-    def times(wrapped: Callable[..., torch.Tensor] | None) -> tuple[int, int]:
-        return _fastest(weight, _FEW, wrapped), _fastest(weight, _MANY, wrapped)
-
     with torch.random.fork_rng(devices=[]):
-        plain, whole, kept = times(None), times(again), times(partial(again, context_fn=policy))
+        ways = (_plainly, again, partial(again, context_fn=policy))
+        plain, whole, kept = ((_fastest(_FEW, way), _fastest(_MANY, way)) for way in ways)
     each = [(many - few) // (_MANY - _FEW) for few, many in (plain, whole, kept)]
     more = max(each[1] - each[0], 0)
     return CheckpointCosts(
@@ -58,15 +55,19 @@ def _of_torch() -> CheckpointCosts:
     )
 
 
-def _fastest(weight: nn.Parameter, num: int, wrapped: Callable[..., torch.Tensor] | None) -> int:
+def _plainly(function: Callable[[torch.Tensor], torch.Tensor], given: torch.Tensor) -> torch.Tensor:
+    return function(given)
+
+
+def _fastest(num: int, way: Callable[..., torch.Tensor]) -> int:
+    weight, start = nn.Parameter(torch.ones(8)), torch.ones(8, requires_grad=True)
+
     def products(x: torch.Tensor) -> torch.Tensor:
         for _ in range(num):
             x = x * weight
         return x
 
-    start, spent = torch.ones(8, requires_grad=True), []
-    for _ in range(_RUNS):
-        began = time.thread_time_ns()
-        torch.autograd.backward((wrapped(products, start) if wrapped else products(start)).sum())
-        spent.append(time.thread_time_ns() - began)
-    return min(spent)
+    def step() -> None:
+        torch.autograd.backward(way(products, start).sum())
+
+    return int(min(timeit.repeat(step, "", time.thread_time_ns, _RUNS, 1)))

@@ -99,21 +99,15 @@ class Walker:
 
 
 def _extent(tape: StepTape, number: int) -> CallExtent:
-    call = tape.calls[number]
-    saves: list[int] = []
+    call, counts = tape.calls[number], Counter[str]()
+    events = tape.events[call.start : call.end]
+    saves = [(at, one) for at, (kind, one) in enumerate(events, call.start) if kind is Mark.PACK]
     names: dict[tuple[str, int], OpId] = {}
-    counts: Counter[str] = Counter()
-    stop = call.start
-    for at in range(call.start, call.end):
-        kind, one = tape.events[at]
-        if kind is Mark.PACK:
-            saves.append(one)
-            stop = at
-        elif kind is Mark.OP:
-            target = tape.graph.ops[one].target
-            names[target, counts[target]] = one
-            counts[target] += 1
-    return CallExtent(number, stop, tuple(saves), names)
+    for op in (tape.graph.ops[one] for kind, one in events if kind is Mark.OP):
+        names[op.target, counts[op.target]] = op.id
+        counts[op.target] += 1
+    stop = saves[-1][0] if saves else call.start
+    return CallExtent(number, stop, tuple(one for _, one in saves), names)
 
 
 def _released(tape: StepTape) -> dict[int, list[int]]:
@@ -179,19 +173,21 @@ class _FormWalk:
                 self.held = self.now
             match kind:
                 case Mark.OP:
-                    self.op(number)
+                    self.make(number, -1)
+                    if (keeper := self.policy.get(number)) is not None:
+                        self.hold((storage, -1) for storage in self.tape.graph.ops[number].creates)
+                        keeper.cached.extend(self.tape.graph.ops[number].creates)
                 case Mark.FREE:
                     self.drop([(number, -1)])
                 case Mark.PACK if number not in self.of_save:
-                    self.hold((self.tape.saves[number], -1))
+                    self.hold([(self.tape.saves[number], -1)])
                 case Mark.UNPACK if number in self.of_save and not self.of_save[number].again:
                     self.run_again(self.of_save[number])
                 case Mark.RELEASE:
                     for one in self.walker.released[number]:
                         self.release(one)
                 case Mark.ENTER if number in self.open:
-                    for storage in self.tape.calls[number].inputs:
-                        self.hold((storage, -1))
+                    self.hold((storage, -1) for storage in self.tape.calls[number].inputs)
                     self.add(RANDOM_STATE)
         again, base = tuple(sorted(self.again.items())), self.walker.base_ns
         return FormPromise(
@@ -202,10 +198,11 @@ class _FormWalk:
         self.now += size
         self.peak = max(self.peak, self.now)
 
-    def hold(self, key: _Key) -> None:
-        """Hold a storage once more; what nobody holds is gone, or the caller's."""
-        if key in self.holds:
-            self.holds[key] += 1
+    def hold(self, keys: Iterable[_Key]) -> None:
+        """Hold storages once more; what nobody holds is gone, or the caller's."""
+        for key in keys:
+            if key in self.holds:
+                self.holds[key] += 1
 
     def drop(self, keys: Iterable[_Key]) -> None:
         for key in keys:
@@ -220,13 +217,6 @@ class _FormWalk:
         for storage in self.tape.graph.ops[op].creates:
             self.holds[storage, call] = 1
             self.add(self.walker.sizes[storage])
-
-    def op(self, number: OpId) -> None:
-        self.make(number, -1)
-        if (keeper := self.policy.get(number)) is not None:
-            for storage in self.tape.graph.ops[number].creates:
-                self.hold((storage, -1))
-                keeper.cached.append(storage)
 
     def run_again(self, found: _OpenCall) -> None:
         """Run a module up to its last save, and hold what it saves."""
@@ -251,8 +241,7 @@ class _FormWalk:
                 self.drop([where[number]])
             elif kind is Mark.PACK and (storage := self.tape.saves[number]) >= 0:
                 key = where.get(storage, (storage, -1))
-                self.hold(key)
-                self.hold(key)  # by the graph of this run
+                self.hold([key, key])  # the second one by the graph of this run
                 found.saved[number] = key
         self.drop([*alive, *found.saved.values()])
         self.now -= RANDOM_STATE
@@ -261,8 +250,7 @@ class _FormWalk:
         found = self.of_save.get(number)
         if found is None:
             return self.drop([(self.tape.saves[number], -1)])
-        if number in found.saved:
-            self.drop([found.saved.pop(number)])
+        self.drop([found.saved.pop(number, (-1, -1))])
         found.left -= 1
         if not found.left:  # nothing is held for a second run any longer
             inputs = self.tape.calls[found.extent.call].inputs

@@ -69,13 +69,12 @@ class Player:
         hook = allocator()
         if hook is None:
             raise NativeError("peaks are observed by the native part: run tightrope doctor.")
-        self.reset()
-        self.step()
-        self.reset()
-        gc.collect()
-        before = hook.stats().live
-        hook.reset_peaks()
-        self.step()
+        for _ in range(2):
+            self.reset()
+            gc.collect()
+            before = hook.stats().live
+            hook.reset_peaks()
+            self.step()
         return hook.stats().live_peak - before
 
     @cached_property

@@ -12,6 +12,7 @@ Gaps        Models on the meta device have no values to run on. Bytes that kerne
 """
 
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -83,14 +84,11 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def forward_ns(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], runs: int) -> int:
     """Time the fastest of some forwards that save nothing, in nanoseconds of thread-CPU time."""
-    spent = []
+    given = tuple(args), dict(kwargs)
     with torch.random.fork_rng(devices=[]), saved_tensors_hooks(lambda _: None, lambda nothing: nothing):
         held = {name: _copied(tensor) for name, tensor in _state(model).items()}
-        for _ in range(runs):
-            began = time.thread_time_ns()
-            functional_call(model, held, tuple(args), dict(kwargs))
-            spent.append(time.thread_time_ns() - began)
-    return min(spent)
+        spent = timeit.repeat(lambda: functional_call(model, held, *given), "", time.thread_time_ns, runs, 1)
+    return int(min(spent))
 
 
 def loss_of(result: Any) -> torch.Tensor:
@@ -134,7 +132,6 @@ class _Recorder:
         self.calls: list[ModuleCall] = []
         self.open: list[int] = []
         self.real: list[tuple[Input, torch.Tensor]] = []
-        self.kept: list[torch.Tensor] = []
         self.writes: dict[int, list[int]] = {}
         self.names: dict[int, str] = {}
         self.buffers: dict[str, dict[str, int]] = {}
@@ -148,7 +145,6 @@ class _Recorder:
         """Enter a tensor of the caller, once for all that share its memory."""
         key = storage_key(tensor)
         if key not in self.by_key:
-            self.kept.append(tensor)
             self.names[self.storage(tensor, kind, external=True)] = name
         self.real.append((Input(name, view_of(tensor, self.by_key[key])), real))
         return self.by_key[key]
@@ -188,15 +184,14 @@ class _Recorder:
         reads = {view.base for one in (*arguments, *keywords.values()) for view in views(one)} - {-1}
         mutates = self._mutated(function, arguments, keywords)
         made = []
-        listed = result if isinstance(result, tuple | list) else ()
-        results = [(-1, result)] if isinstance(result, torch.Tensor) else [*enumerate(listed)]
-        for position, one in results:
+        several = isinstance(result, tuple | list)
+        for position, one in enumerate(result if several else [result]):
             if not isinstance(one, torch.Tensor) or not one.untyped_storage().nbytes():
                 continue
             if storage_key(one) not in self.by_key:
                 number = self.storage(one)
                 self.watched[storage_key(one)] = Mark.FREE, number, watch_storage(one)
-                made.append(Result(position, view_of(one, number)))
+                made.append(Result(position if several else -1, view_of(one, number)))
         for storage in mutates:
             self.writes.setdefault(storage, []).append(len(self.events))
         self.events.append((Mark.OP, len(self.ops)))
