@@ -35,9 +35,6 @@ class Hints(NamedTuple):
     kept: frozenset[tuple[str, str]] = frozenset()
 
 
-NO_HINTS: Final = Hints()
-
-
 class ChosenForm(NamedTuple):
     """A form, its figures, and the list whose members it is made of, if it is for one."""
 
@@ -60,10 +57,10 @@ def refusal(walker: Walker, path: str) -> str:
             return "saves nothing that it computes"
         if call.start >= tape.turn:
             return "runs in the backward"
-        if any(at > call.start for storage in call.inputs for at in tape.writes.get(storage, ())):
+        if any(tape.writes.get(storage, -1) > call.start for storage in call.inputs):
             return "has an argument that is changed later"
         given = made.union(call.inputs)
-        fixed = made.union(one for names in walker.statistics(path).values() for _, one in names)
+        fixed = made.union(storage for _, _, storage in walker.statistics(path))
         for op in ops:
             if any(tape.graph.storages[one].kind is Kind.ACTIVATION for one in op.reads if one not in given):
                 return "reads what is not its argument"
@@ -75,7 +72,7 @@ def refusal(walker: Walker, path: str) -> str:
     return ""
 
 
-def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINTS) -> ChosenForm:
+def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints | None = None) -> ChosenForm:
     """Choose a form whose forecast holds a budget, at the least time that was found.
 
     Args:
@@ -87,7 +84,7 @@ def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints = NO_HINT
     Raises:
         InfeasibleError: no form that was found holds it; has the smallest.
     """
-    search = Search(walker, budget, hints)
+    search = Search(walker, budget, hints or Hints())
     if target == "hf":
         found = [(search.best(members), name) for name, members in search.lists.items()]
         return search.checked(*min(found or [((), "")], key=lambda one: search.rank(one[0])))
@@ -207,39 +204,29 @@ class Search:
                 new = {path: saved[path] | {name} for path in part if name not in saved[path]}
                 if new and self.left > 0 and self.promise(_saving(saved | new)).total <= self.budget:
                     saved |= new
-        kept = _saving(saved)
-        return min((form, kept, self._plain_where_little(kept)), key=self.rank)
-
-    def _plain_where_little(self, form: Form) -> Form:
-        """Modules without a policy where what it keeps is not worth its own time."""
-        for region in form:
-            other = tuple(one._replace(saved=()) if one == region else one for one in form)
-            if region.saved and self.rank(other) <= self.rank(form):
-                form = other
-        return form
+        kept = plain = _saving(saved)
+        for region in kept:  # without a policy where what it keeps is not worth its own time
+            other = tuple(one._replace(saved=()) if one == region else one for one in plain)
+            if region.saved and self.rank(other) <= self.rank(plain):
+                plain = other
+        return min((form, kept, plain), key=self.rank)
 
     def _groups(self, form: Form) -> list[tuple[tuple[str, int], list[str]]]:
         """Results that can be kept, each with alike modules: the plan's first, then by time per byte."""
         alike: dict[tuple[str, tuple[str, int]], list[str]] = {}
         order: dict[tuple[str, tuple[str, int]], tuple[bool, float]] = {}
-        for region in form:
-            calls = self.walker.by_path[region.path]
-            extent = self.walker.extents[calls[0]]
-            for name, number in extent.names.items() if len(calls) == 1 else ():
-                if (rate := self._rate(number, extent.call)) > 0:
-                    key, op = (re.sub(r"\d+", "#", region.path), name), self.walker.tape.graph.ops[number]
-                    alike.setdefault(key, []).append(region.path)
-                    order.setdefault(key, ((op.module, op.target) not in self.hints.kept, -rate))
-        return [(key[1], alike[key]) for key in sorted(alike, key=order.__getitem__)]
-
-    def _rate(self, number: int, call: int) -> float:
-        """Time per byte of keeping what an op makes; 0 = it cannot be kept."""
         tape = self.walker.tape
-        op, start = tape.graph.ops[number], tape.calls[call].start
-        changed = any(when > start for storage in op.creates for when in tape.writes.get(storage, ()))
-        if not op.creates or changed or op.flags or op.mutates:
-            return 0.0
-        return op.ns / max(sum(self.walker.sizes[storage] for storage in op.creates), 1)
+        for region in form:
+            extent, *more = [self.walker.extents[call] for call in self.walker.by_path[region.path]]
+            for name, number in () if more else extent.names.items():
+                op, start = tape.graph.ops[number], tape.calls[extent.call].start
+                changed = any(tape.writes.get(storage, -1) > start for storage in op.creates)
+                if op.ns and op.creates and not (changed or op.flags or op.mutates):
+                    key = re.sub(r"\d+", "#", region.path), name
+                    size = max(sum(self.walker.sizes[storage] for storage in op.creates), 1)
+                    alike.setdefault(key, []).append(region.path)
+                    order.setdefault(key, ((op.module, op.target) not in self.hints.kept, -op.ns / size))
+        return [(key[1], alike[key]) for key in sorted(alike, key=order.__getitem__)]
 
 
 def _saving(saved: Mapping[str, Iterable[tuple[str, int]]]) -> Form:

@@ -45,9 +45,6 @@ class CheckpointCosts(NamedTuple):
     python: Nanoseconds = 0
 
 
-FREE_OF_CHARGE: Final = CheckpointCosts()
-
-
 class CallExtent(NamedTuple):
     """One call of a module that may be computed again.
 
@@ -72,8 +69,9 @@ class Walker:
         costs: of torch's own work.
     """
 
-    def __init__(self, tape: StepTape, costs: CheckpointCosts = FREE_OF_CHARGE) -> None:
+    def __init__(self, tape: StepTape, costs: CheckpointCosts | None = None) -> None:
         graph = tape.graph
+        costs = costs or CheckpointCosts()
         self.tape, self.costs = tape, costs
         self.sizes = tuple(storage.size for storage in graph.storages)
         self.inside = tuple(event_peak(graph, graph.allocations(op)) for op in graph.ops)
@@ -93,9 +91,11 @@ class Walker:
             self._known[form] = _FormWalk(self, form).run()
         return self._known[form]
 
-    def statistics(self, path: str) -> dict[str, tuple[tuple[str, StorageId], ...]]:
-        """Buffers that a module and those inside of it write, by the paths of their owners."""
-        return {one: names for one, names in self.tape.buffers.items() if f"{one}.".startswith(f"{path}.")}
+    def statistics(self, path: str) -> list[tuple[str, str, StorageId]]:
+        """Buffers that a module and those inside of it write: owner inside of it, name, storage."""
+        found = self.tape.buffers.items()
+        inside = [(*key, one) for key, one in found if f"{key[0]}.".startswith(f"{path}.")]
+        return [(owner[len(path) + 1 :], name, one) for owner, name, one in inside]
 
 
 def _extent(tape: StepTape, number: int) -> CallExtent:
@@ -114,11 +114,11 @@ def _released(tape: StepTape) -> dict[int, list[int]]:
     """For each save that the backward asks for: it, and those that it never asks for, which go with it."""
     asked = {one for kind, one in tape.events if kind is Mark.RELEASE}
     found: dict[int, list[int]] = {}
-    last = -1
+    last: list[int] = []
     for number in range(len(tape.saves)):
-        last = number if number in asked else last
-        if last >= 0:
-            found.setdefault(last, []).append(number)
+        if number in asked:
+            last = found[number] = []
+        last.append(number)
     return found
 
 
@@ -154,8 +154,7 @@ class _FormWalk:
 
     def _prepare(self, extent: CallExtent, region: AgainRegion) -> None:
         costs, num = self.walker.costs, len(extent.names)
-        names = self.walker.statistics(region.path).values()
-        buffers = [storage for of_one in names for _, storage in of_one]
+        buffers = [storage for _, _, storage in self.walker.statistics(region.path)]
         if buffers:
             self.again["aten.clone.default"] += len(buffers)
         kept = frozenset(extent.names[name] for name in region.saved)

@@ -87,7 +87,9 @@ def forward_ns(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     given = tuple(args), dict(kwargs)
     with torch.random.fork_rng(devices=[]), saved_tensors_hooks(lambda _: None, lambda nothing: nothing):
         held = {name: _copied(tensor) for name, tensor in _state(model).items()}
-        spent = timeit.repeat(lambda: functional_call(model, held, *given), "", time.thread_time_ns, runs, 1)
+        spent = timeit.repeat(
+            lambda: functional_call(model, held, *given), timer=time.thread_time_ns, repeat=runs, number=1
+        )
     return int(min(spent))
 
 
@@ -132,9 +134,9 @@ class _Recorder:
         self.calls: list[ModuleCall] = []
         self.open: list[int] = []
         self.real: list[tuple[Input, torch.Tensor]] = []
-        self.writes: dict[int, list[int]] = {}
+        self.writes: dict[int, int] = {}
         self.names: dict[int, str] = {}
-        self.buffers: dict[str, dict[str, int]] = {}
+        self.buffers: dict[tuple[str, str], int] = {}
 
     @property
     def path(self) -> str:
@@ -192,8 +194,7 @@ class _Recorder:
                 number = self.storage(one)
                 self.watched[storage_key(one)] = Mark.FREE, number, watch_storage(one)
                 made.append(Result(position if several else -1, view_of(one, number)))
-        for storage in mutates:
-            self.writes.setdefault(storage, []).append(len(self.events))
+        self.writes.update(dict.fromkeys(mutates, len(self.events)))
         self.events.append((Mark.OP, len(self.ops)))
         self.ops.append(
             Op(
@@ -214,7 +215,7 @@ class _Recorder:
         return Writer({}, {}).argument(value)
 
     def _mutated(
-        self, function: Any, arguments: tuple[Argument, ...], keywords: Mapping[str, Argument]
+        self, function: Any, arguments: Sequence[Argument], keywords: dict[str, Argument]
     ) -> set[int]:
         """Storages that an op writes; notes those that are running statistics of the module that is open."""
         given = {one.name: value for one, value in zip(function._schema.arguments, arguments, strict=False)}
@@ -228,7 +229,7 @@ class _Recorder:
         for storage in statistics:
             owner, _, name = self.names.get(storage, "").rpartition(".")
             if name and owner == self.path and self.storages[storage].kind is Kind.BUFFER:
-                self.buffers.setdefault(owner, {})[name] = storage
+                self.buffers[owner, name] = storage
         return found
 
     def pack(self, tensor: torch.Tensor) -> int:
@@ -313,6 +314,5 @@ class _Recorder:
         return StepTape(
             fitted(whole, alignment_on(device_named(where))),
             tuple(self.events), self.turn, tuple(self.saves),
-            tuple(self.calls), {path: tuple(names.items()) for path, names in self.buffers.items()},
-            lists, {storage: tuple(at) for storage, at in self.writes.items()},
+            tuple(self.calls), self.buffers, lists, self.writes,
         )  # fmt: skip

@@ -29,15 +29,11 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    source: Annotated[
-        str, typer.Argument(metavar="PLAN|FILE.py:FUNCTION", help="A plan, or a function to plan here.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="PLAN|FILE.py:FUNCTION", help="A plan, or what to plan.")],
     to: Annotated[ExportTarget, typer.Option(help="What is written; see below.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Write it here.")],
     model: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION that the plan was made from.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Total bytes, or a share, where no plan is given: 8GiB, 60%.")
-    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Bytes or a share, without a plan: 8GiB, 60%.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run the file here, and compare.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

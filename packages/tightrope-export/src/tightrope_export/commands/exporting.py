@@ -76,11 +76,8 @@ def _figures(chosen: ChosenForm, walker: Walker, plan: Plan) -> dict[str, Any]:
 
 def written(walker: Walker, chosen: ChosenForm, model: str, stem: str) -> str:
     """The text of a Python file for a form."""
-    statistics: dict[str, list[tuple[str, str]]] = {}
-    for path, _ in chosen.form:
-        for owner, names in walker.statistics(path).items():
-            inner = owner.removeprefix(path).removeprefix(".")
-            statistics.setdefault(path, []).extend((inner, name) for name, _ in names)
+    owned = {path: [one[:2] for one in walker.statistics(path)] for path, _ in chosen.form}
+    statistics = {path: names for path, names in owned.items() if names}
     return python_file(chosen.form, chosen.promise, statistics, model=model, stem=stem, layers=chosen.layers)
 
 

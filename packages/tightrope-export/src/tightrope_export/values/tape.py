@@ -54,9 +54,9 @@ class StepTape(NamedTuple):
         turn: position of the first event of the backward.
         saves: storage of each save, -1 where it is the caller's.
         calls: of modules, in the order of their starts.
-        buffers: of each module that writes running statistics, names and storages of those.
+        buffers: running statistics that modules write: storages by (path of the module, name).
         lists: paths of the lists of modules, each with the paths of its members.
-        writes: by storage, the positions of the events at which it was written in place.
+        writes: by storage, the position of the last event at which it was written in place.
     """
 
     graph: Graph
@@ -64,6 +64,6 @@ class StepTape(NamedTuple):
     turn: int
     saves: tuple[StorageId, ...]
     calls: tuple[ModuleCall, ...]
-    buffers: dict[str, tuple[tuple[str, StorageId], ...]]
+    buffers: dict[tuple[str, str], StorageId]
     lists: dict[str, tuple[str, ...]]
-    writes: dict[StorageId, tuple[int, ...]]
+    writes: dict[StorageId, int]
