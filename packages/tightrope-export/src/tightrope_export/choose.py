@@ -135,12 +135,11 @@ class Search:
         found = self.promise(form)
         if found.total > self.budget:
             smallest = min(map(self.walker.promise, self.seen), key=lambda one: one.total)
-            raise InfeasibleError(
+            text = (
                 f"no exported form holds {format_bytes(self.budget)}; the smallest has a forecast peak of "
-                f"{format_bytes(smallest.total)}. Give --budget {smallest.total}.",
-                asked=self.budget,
-                smallest_found=smallest.total,
+                f"{format_bytes(smallest.total)}. Give --budget {smallest.total}."
             )
+            raise InfeasibleError(text, asked=self.budget, smallest_found=smallest.total)
         return ChosenForm(form, found, layers if form else "")
 
     def best(self, candidates: Sequence[str]) -> Form:

@@ -183,15 +183,16 @@ class _FormWalk:
                 case Mark.UNPACK if number in self.of_save and not self.of_save[number].again:
                     self.run_again(self.of_save[number])
                 case Mark.RELEASE:
-                    for one in self.walker.released[number]:
-                        self.release(one)
+                    for save in self.walker.released[number]:
+                        if (found := self.of_save.get(save)) is None:
+                            self.drop([(self.tape.saves[save], -1)])
+                        else:
+                            self.release(found, save)
                 case Mark.ENTER if number in self.open:
                     self.hold((storage, -1) for storage in self.tape.calls[number].inputs)
                     self.add(RANDOM_STATE)
-        again, base = tuple(sorted(self.again.items())), self.walker.base_ns
-        return FormPromise(
-            self.peak, self.walker.persistent, base + self.ns, base, again, self.held, self.saved
-        )
+        again, own, base = tuple(sorted(self.again.items())), self.walker.persistent, self.walker.base_ns
+        return FormPromise(self.peak, own, base + self.ns, base, again, self.held, self.saved)
 
     def add(self, size: Bytes) -> None:
         self.now += size
@@ -245,14 +246,10 @@ class _FormWalk:
         self.drop([*alive, *found.saved.values()])
         self.now -= RANDOM_STATE
 
-    def release(self, number: int) -> None:
-        found = self.of_save.get(number)
-        if found is None:
-            return self.drop([(self.tape.saves[number], -1)])
-        self.drop([found.saved.pop(number, (-1, -1))])
+    def release(self, found: _OpenCall, save: int) -> None:
+        self.drop([found.saved.pop(save, (-1, -1))])
         found.left -= 1
         if not found.left:  # nothing is held for a second run any longer
             inputs = self.tape.calls[found.extent.call].inputs
             self.drop((storage, -1) for storage in (*inputs, *found.cached))
             self.now -= RANDOM_STATE + (found.statistics if found.again else 0)
-        return None

@@ -60,19 +60,18 @@ def export(
     if check and to in (ExportTarget.TORCHTITAN, ExportTarget.MEGATRON):
         raise TightropeError(f"--check runs Python files, and {to.value} is a setting: leave it out.")
     built = build(target)
-    from tightrope_export.commands.exporting import exported, judged
+    from tightrope_export.commands.exporting import exported
 
-    promise, row = exported(target, built, plan, budget, to.value, output)
-    wrong = judged(promise, built, output) if check else None
+    row = exported(target, built, plan, budget, to.value, output, check)
     if json:
-        emit_json(row | ({} if wrong is None else {"wrong": wrong}))
+        emit_json(row)
     else:
-        _say(row, output, wrong)
-    if wrong:
+        _say(row, output)
+    if row.get("wrong"):
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _say(row: dict[str, Any], output: Path, wrong: list[str] | None) -> None:
+def _say(row: dict[str, Any], output: Path) -> None:
     lines = [
         f"form      {row['modules']} modules computed again, {row['results_kept']} results kept in them",
         f"forecast  {format_bytes(row['forecast_bytes'])} of {format_bytes(row['budget_bytes'])}, "
@@ -80,7 +79,7 @@ def _say(row: dict[str, Any], output: Path, wrong: list[str] | None) -> None:
         f"{format_bytes(row['whole_bytes'])} without the file",
         f"plan      {format_bytes(row['plan_bytes'])}, {row['plan_more_time_percent']:.1f} % more time: "
         f"the exported form is {'coarser' if row['coarser'] else 'no worse'}",
-        *([] if wrong is None else [f"check     {'; '.join(wrong) or 'ran as promised'}"]),
+        *([f"check     {'; '.join(row['wrong']) or 'ran as promised'}"] if "wrong" in row else []),
         f"written   {output}",
     ]
     console().print("\n".join(lines), markup=False, soft_wrap=True)

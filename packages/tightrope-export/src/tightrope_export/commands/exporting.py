@@ -17,17 +17,17 @@ from tightrope_export.judge import findings
 from tightrope_export.peak import Walker
 from tightrope_export.play import Player, imported, shown
 from tightrope_export.record import record_step
-from tightrope_export.values.form import FormPromise, Target
+from tightrope_export.values.form import Target
 from tightrope_export.write import python_file
 
 
 def exported(
-    target: str, built: Built, plan: Plan | None, budget: str | None, to: str, output: Path
-) -> tuple[FormPromise, dict[str, Any]]:
-    """Plan where there is no plan, choose a form and write it.
+    target: str, built: Built, plan: Plan | None, budget: str | None, to: str, output: Path, check: bool
+) -> dict[str, Any]:
+    """Plan where there is no plan, choose a form, write it, and run it where it is to be checked.
 
     Returns:
-        What is promised, and all figures by name.
+        All figures by name, and what of a run was not as promised.
 
     Raises:
         FingerprintError: the plan was made for another model.
@@ -44,8 +44,9 @@ def exported(
             f"{source.graph.fingerprint[:12]}: plan it again."
         )
     limit = plan.budget if budget is None else parse_bytes(budget, whole=whole_bytes(source.graph))
-    tape = record_step(built.model, built.args, built.kwargs)
-    walker = Walker(tape, measured_costs(tape, built.model, built.args, built.kwargs))
+    call = built.model, built.args, built.kwargs
+    tape = record_step(*call)
+    walker = Walker(tape, measured_costs(tape, *call))
     hints = hints_of(source.graph, plan)
     if to in ("torchtitan", "megatron"):
         chosen, text = choose_setting(Search(walker, limit, hints), to)
@@ -54,7 +55,11 @@ def exported(
         chosen = choose(walker, cast("Target", to), limit, hints)
         text = written(walker, chosen, type(built.model).__name__, output.stem)
     write_whole(output, text.encode())
-    return chosen.promise, {"target": to, "budget_bytes": limit} | _figures(chosen, walker, plan)
+    row = {"target": to, "budget_bytes": limit} | _figures(chosen, walker, plan)
+    if check:
+        ran = shown(Player(*call), Player(*call, imported(output).apply))
+        row["wrong"] = findings(chosen.promise, ran)
+    return row
 
 
 def _figures(chosen: ChosenForm, walker: Walker, plan: Plan) -> dict[str, Any]:
@@ -92,10 +97,3 @@ def hints_of(graph: Graph, plan: Plan) -> Hints:
         {(graph.ops[op].module, graph.ops[op].target) for op in ops} for ops in (again, kept)
     )
     return Hints(frozenset(computing), frozenset(keeping - computing))
-
-
-def judged(promise: FormPromise, built: Built, output: Path) -> list[str]:
-    """Run a written file, and list what was not as promised."""
-    plain = Player(built.model, built.args, built.kwargs)
-    changed = Player(built.model, built.args, built.kwargs, imported(output).apply)
-    return findings(promise, shown(plain, changed))

@@ -5,8 +5,6 @@ from typing import Literal, NamedTuple, TypeAlias
 from tightrope.core import Bytes, Nanoseconds
 
 Target: TypeAlias = Literal["sac", "hf", "blocks"]
-Saved: TypeAlias = tuple[tuple[str, int], ...]
-"""Ops of a module that keep their results: by name, and by number among those of that name in one call."""
 
 
 class AgainRegion(NamedTuple):
@@ -14,11 +12,11 @@ class AgainRegion(NamedTuple):
 
     Attributes:
         path: of the module.
-        saved: results that it keeps all the same.
+        saved: results that it keeps all the same: (op, number among those of that name in one call).
     """
 
     path: str
-    saved: Saved = ()
+    saved: tuple[tuple[str, int], ...] = ()
 
 
 Form: TypeAlias = tuple[AgainRegion, ...]
