@@ -140,8 +140,7 @@ class _FormWalk:
 
     def __init__(self, walker: Walker, form: Form) -> None:
         self.walker, self.tape = walker, walker.tape
-        self.now = self.peak = self.held = 0
-        self.ns: Nanoseconds = 0
+        self.now = self.peak = self.held = self.ns = 0
         self.saved = len(self.tape.saves)
         self.holds: dict[_Key, int] = {}
         self.again: Counter[str] = Counter()
@@ -155,8 +154,7 @@ class _FormWalk:
     def _prepare(self, extent: CallExtent, region: AgainRegion) -> None:
         costs, num = self.walker.costs, len(extent.names)
         buffers = [storage for _, _, storage in self.walker.statistics(region.path)]
-        if buffers:
-            self.again["aten.clone.default"] += len(buffers)
+        self.again["aten.clone.default"] += len(buffers)
         kept = frozenset(extent.names[name] for name in region.saved)
         found = _OpenCall(extent, kept, len(extent.saves), sum(self.walker.sizes[one] for one in buffers))
         self.open[extent.call] = found
@@ -191,7 +189,7 @@ class _FormWalk:
                 case Mark.ENTER if number in self.open:
                     self.hold((storage, -1) for storage in self.tape.calls[number].inputs)
                     self.add(RANDOM_STATE)
-        again, own, base = tuple(sorted(self.again.items())), self.walker.persistent, self.walker.base_ns
+        again, own, base = tuple(sorted((+self.again).items())), self.walker.persistent, self.walker.base_ns
         return FormPromise(self.peak, own, base + self.ns, base, again, self.held, self.saved)
 
     def add(self, size: Bytes) -> None:

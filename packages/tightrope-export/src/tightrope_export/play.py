@@ -83,9 +83,8 @@ class Player:
         self.reset()
         found = {"loss": loss_of(self.step()), "random state": torch.get_rng_state()}
         found |= {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()}
-        nothing = torch.empty(0)
         for name, parameter in self.model.named_parameters():
-            found[f"gradient of {name}"] = nothing if parameter.grad is None else parameter.grad
+            found[f"gradient of {name}"] = torch.empty(0) if parameter.grad is None else parameter.grad
         return {name: _bits(tensor) for name, tensor in found.items()}
 
     @cached_property

@@ -28,9 +28,8 @@ from tightrope.capture._eager import ops_shown
 from tightrope.capture._torch import is_random, real_tensors, storage_key, watch_storage
 from tightrope.capture.dynamo import environment
 from tightrope.capture.typed import Writer, label, view_of
-from tightrope.core import Argument, CaptureError, Flag, Graph, Kind, Op, Phase, Storage, TightropeError
-from tightrope.core.graph import fitted
-from tightrope.core.values import Input, Items, Part, Result, views
+from tightrope.core import CaptureError, Flag, Graph, Kind, Op, Phase, Storage, TightropeError, fitted
+from tightrope.core.values import Argument, Input, Items, Part, Result, views
 from tightrope.native.hook.allocator import allocator
 from tightrope.price.device import alignment_on, device_named
 from tightrope.price.ops import price_ops
@@ -127,7 +126,7 @@ class _Recorder:
         self.by_key: dict[int, int] = {}
         self.watched: dict[int, tuple[Mark, int, Callable[[], bool]]] = {}
         self.saves: list[int] = []
-        self.layouts: list[tuple[torch.Tensor | None, tuple[Any, ...]]] = []
+        self.layouts: list[tuple[torch.Tensor | None, Callable[[], torch.Tensor]]] = []
         self.asked: dict[int, int] = {}
         self.calls: list[ModuleCall] = []
         self.open: list[int] = []
@@ -235,26 +234,25 @@ class _Recorder:
         storage = self.known(tensor) if tensor.untyped_storage().nbytes() else -1
         own = storage < 0 or self.storages[storage].external
         self.saves.append(-1 if own else storage)
-        layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        kind = {"dtype": tensor.dtype, "device": tensor.device}
         self.events.append((Mark.PACK, number))
         with real_tensors():
             whole = own or not (tensor.is_floating_point() or tensor.is_complex())
             kept = (tensor.detach() if own else _compact(tensor).clone()) if whole else None
-        self.layouts.append((kept, layout))
+        self.layouts.append((kept, partial(torch.empty_strided, tensor.shape, tensor.stride(), **kind)))
         return number
 
     def unpack(self, number: int) -> torch.Tensor:
         """Give back a tensor of that layout; numbers that may be positions keep their values."""
         self.poll()
         self.events.append((Mark.UNPACK, number))
-        kept, layout = self.layouts[number]
+        kept, empty = self.layouts[number]
         if self.saves[number] < 0:
             assert kept is not None
             self.asked[number] = running_node()
             return kept
         with real_tensors():
-            shape, strides, dtype, device = layout
-            made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            made = empty()
             made.untyped_storage().fill_(0)
             if kept is not None:
                 _compact(made).copy_(kept)
@@ -294,9 +292,8 @@ class _Recorder:
         inputs, real = zip(*self.real, strict=True)
         where = environment([torch.empty(0)])
         kept = [one for one in self.ops if one.creates or one.mutates]
-        parts = (Part(len(kept), inputs),)
-        numbered = tuple(replace(op, id=number) for number, op in enumerate(kept))
-        graph = Graph(numbered, tuple(self.storages), (), parts, type(model).__name__, where)
+        ops = tuple(replace(op, id=number) for number, op in enumerate(kept))
+        graph = Graph(ops, tuple(self.storages), (), (Part(len(kept), inputs),), type(model).__name__, where)
         with real_tensors():
             priced = price_ops(graph, real, allocator=allocator(), store=PriceStore(where)).graph
         measured = {op.id: replace(one, id=op.id) for op, one in zip(kept, priced.ops, strict=True)}

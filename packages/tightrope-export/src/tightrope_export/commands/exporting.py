@@ -91,9 +91,8 @@ def hints_of(graph: Graph, plan: Plan) -> Hints:
     base = {op.variant: op.id for op in graph.ops if op.variant >= 0}
     steps = [step.op for step in plan.schedule.steps if isinstance(step, Compute)]
     again = {op for op, times in Counter(base.get(op, op) for op in steps).items() if times > 1}
+    names = [(op.module, op.target) for op in graph.ops]
+    computed = frozenset(names[op] for op in again)
     late = {storage for op in graph.ops if op.phase is Phase.BACKWARD for storage in op.reads}
     kept = {op.id for op in graph.ops if op.id not in again and not late.isdisjoint(op.creates)}
-    computing, keeping = (
-        {(graph.ops[op].module, graph.ops[op].target) for op in ops} for ops in (again, kept)
-    )
-    return Hints(frozenset(computing), frozenset(keeping - computing))
+    return Hints(computed, frozenset(names[op] for op in kept) - computed)
