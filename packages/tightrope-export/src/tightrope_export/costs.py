@@ -56,7 +56,6 @@ def _of_torch() -> CheckpointCosts:
 
 def _fastest(num: int, way: Callable[..., torch.Tensor]) -> int:
     weight, start = nn.Parameter(torch.ones(8)), torch.ones(8, requires_grad=True)
-
     products = partial(reduce, operator.mul, [weight] * num)
 
     def step() -> None:

@@ -234,7 +234,7 @@ class _Recorder:
         storage = self.known(tensor) if tensor.untyped_storage().nbytes() else -1
         own = storage < 0 or self.storages[storage].external
         self.saves.append(-1 if own else storage)
-        kind = {"dtype": tensor.dtype, "device": tensor.device}
+        kind: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         self.events.append((Mark.PACK, number))
         with real_tensors():
             whole = own or not (tensor.is_floating_point() or tensor.is_complex())
@@ -253,9 +253,7 @@ class _Recorder:
             return kept
         with real_tensors():
             made = empty()
-            made.untyped_storage().fill_(0)
-            if kept is not None:
-                _compact(made).copy_(kept)
+            _compact(made).copy_(torch.zeros(()) if kept is None else kept)
         self.storage(made)
         self.watched[storage_key(made)] = Mark.RELEASE, number, watch_storage(made)
         return made
@@ -305,7 +303,6 @@ class _Recorder:
             if isinstance(module, nn.ModuleList | nn.Sequential)
         }
         return StepTape(
-            fitted(whole, alignment_on(device_named(where))),
-            tuple(self.events), self.turn, tuple(self.saves),
-            tuple(self.calls), self.buffers, lists, self.writes,
+            fitted(whole, alignment_on(device_named(where))), tuple(self.events), self.turn,
+            tuple(self.saves), tuple(self.calls), self.buffers, lists, self.writes,
         )  # fmt: skip

@@ -40,6 +40,7 @@ def python_file(
     for name in (name for region in form for name, _ in region.saved):
         if not all(part.isidentifier() for part in name.split(".")):
             raise TightropeError(f"{printable(name)[:80]!r} is no name of an op: plan the model again.")
+    statistics = {path: names for path, names in statistics.items() if names}
     selective = any(region.saved for region in form)
     names = ("CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts", "checkpoint")
     filled = {

@@ -81,8 +81,7 @@ def _figures(chosen: ChosenForm, walker: Walker, plan: Plan) -> dict[str, Any]:
 
 def written(walker: Walker, chosen: ChosenForm, model: str, stem: str) -> str:
     """The text of a Python file for a form."""
-    owned = {path: [one[:2] for one in walker.statistics(path)] for path, _ in chosen.form}
-    statistics = {path: names for path, names in owned.items() if names}
+    statistics = {path: [one[:2] for one in walker.statistics(path)] for path, _ in chosen.form}
     return python_file(chosen.form, chosen.promise, statistics, model=model, stem=stem, layers=chosen.layers)
 
 
