@@ -1,0 +1,81 @@
+"""The choice of widths as a program with whole numbers, for HiGHS, and problems to choose for."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import highspy
+import numpy as np
+
+from tightrope_ranks.graphs.rows import row_bytes
+from tightrope_ranks.graphs.widths import WidthProblem, objective, scales
+
+
+def random_problem(
+    seed: int, ranks: int, groups: int, *, weight: float = 0.5, columns: int = 128, rows: int = 100
+) -> WidthProblem:
+    """Draw groups for every pair of ranks, in rounds as a ring has them."""
+    rng = np.random.default_rng(seed)
+    pairs = [(a, (a + k) % ranks) for k in range(1, ranks) for a in range(ranks)]
+    num = len(pairs) * groups
+    return WidthProblem(
+        beta=np.exp(rng.normal(0, 1.5, num)) * columns,
+        rows=rng.integers(max(1, rows // 2), rows + 1, num),
+        columns=columns,
+        link=np.repeat(np.arange(len(pairs)), groups),
+        round=np.array([(b - a) % ranks - 1 for a, b in pairs]),
+        latency=np.full(len(pairs), 1e-4),
+        pace=rng.uniform(0.5, 2.0, len(pairs)) / 25e6,
+        weight=weight,
+    )
+
+
+def all_choices(problem: WidthProblem) -> Iterator[np.ndarray]:
+    """List every choice there is."""
+    for bits in itertools.product(problem.widths, repeat=len(problem.beta)):
+        yield np.array(bits, np.uint8)
+
+
+def brute(problem: WidthProblem) -> float:
+    """Find the best objective among all choices."""
+    return min(objective(problem, bits) for bits in all_choices(problem))
+
+
+def milp(problem: WidthProblem, seconds: float = 20.0, gap: float = 1e-4) -> tuple[float, float]:
+    """Solve with HiGHS; give the objective of its choice and what it proved."""
+    v0, v1, t0, t1 = scales(problem)
+    model = highspy.Highs()
+    model.setOptionValue("output_flag", False)
+    model.setOptionValue("time_limit", seconds)
+    model.setOptionValue("mip_rel_gap", gap)
+    widths, num, rounds = problem.widths, len(problem.beta), int(problem.round.max()) + 1
+    infinite = highspy.kHighsInf
+    for group in range(num):
+        for bits in widths:
+            cost = problem.weight * problem.beta[group] / (2**bits - 1) ** 2 / v1
+            model.addVar(0, 1)
+            model.changeColCost(model.getNumCol() - 1, float(cost))
+            model.changeColIntegrality(model.getNumCol() - 1, highspy.HighsVarType.kInteger)
+    for _ in range(rounds):
+        model.addVar(0, infinite)
+        model.changeColCost(model.getNumCol() - 1, 1 - problem.weight)  # in parts of t1, which keeps it near 1
+    for group in range(num):
+        at = np.arange(group * len(widths), (group + 1) * len(widths), dtype=np.int32)
+        model.addRow(1, 1, len(at), at, np.ones(len(at)))
+    for link, in_round in enumerate(problem.round):
+        groups = np.flatnonzero(problem.link == link)
+        at = (groups[:, None] * len(widths) + np.arange(len(widths))).ravel()
+        size = problem.rows[groups][:, None] * row_bytes(problem.columns, np.array(widths))
+        at = np.append(at, num * len(widths) + in_round).astype(np.int32)
+        values = np.append(-(problem.pace[link] * size).ravel() / t1, 1.0)
+        model.addRow(float(problem.latency[link] / t1), infinite, len(at), at, values)
+    model.run()
+    shift = problem.weight * v0 / v1 + (1 - problem.weight) * t0 / t1
+    values = np.array(model.getSolution().col_value[: num * len(widths)]).reshape(num, len(widths))
+    bits = np.array(widths, np.uint8)[values.argmax(1)]
+    return objective(problem, bits), float(model.getInfo().mip_dual_bound) - shift
+
+
+def weighted(problem: WidthProblem, weight: float) -> WidthProblem:
+    """Give the same problem with another weight."""
+    return replace(problem, weight=weight)

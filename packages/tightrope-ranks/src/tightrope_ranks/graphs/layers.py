@@ -1,0 +1,157 @@
+"""Layers of graphs whose sums over neighbours take rows of this rank and of others.
+
+Source      Kipf & Welling, ICLR 2017 (GCN); Hamilton et al., NeurIPS 2017 (GraphSAGE); Velickovic et al., ICLR 2018
+            (GAT).
+Guarantee   A layer gives for a block of nodes what it gives for the whole graph: other nodes' outputs are not read.
+Gaps        Attention takes memory for each edge and head.
+"""
+
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from tightrope.core import TightropeError
+from tightrope_ranks.graphs.divide import Edges
+
+
+class Block:
+    """The edges into some nodes, as layers read them.
+
+    Args:
+        edges: of `Part`.
+
+    Attributes:
+        source: row of each edge's start, (E,).
+        target: place of each edge's end, (E,).
+        own: rows of the block's nodes.
+        num: of the nodes.
+    """
+
+    def __init__(self, edges: Edges) -> None:
+        self.source, self.target = torch.from_numpy(edges.source), torch.from_numpy(edges.target)
+        self.num, self.own = edges.num, slice(edges.first, edges.first + edges.num)
+        shape = (edges.num, edges.rows)
+        self._into = _sparse(edges.target, edges.source, edges.weight, shape)
+        self._out_of = _sparse(edges.source, edges.target, edges.weight, shape[::-1])
+
+    def sums(self, rows: torch.Tensor) -> torch.Tensor:
+        """Add up the rows of each node's neighbours, times the weights: (rows, columns) -> (num, columns)."""
+        return _Sums.apply(rows, self._into, self._out_of)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _sparse(to: np.ndarray, of: np.ndarray, weight: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor:
+    order = np.lexsort((of, to))
+    begin = np.searchsorted(to[order], np.arange(shape[0] + 1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse", UserWarning)
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(begin), torch.from_numpy(of[order]), torch.from_numpy(weight[order]), shape
+        )
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, into: torch.Tensor, out_of: torch.Tensor) -> torch.Tensor:
+        ctx.out_of = out_of
+        return into @ rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return (ctx.out_of @ grad) if ctx.needs_input_grad[0] else None, None, None
+
+
+class GraphLayer(nn.Module):
+    """A layer over rows: ``forward(rows, block)`` gives the nodes of the block.
+
+    Attributes:
+        reads_halo: whether its backward reads the rows, and not their sums alone.
+    """
+
+    reads_halo: ClassVar[bool] = False
+
+
+class GraphConvolution(GraphLayer):
+    """GCN: weighted sums of neighbours' rows, times a matrix."""
+
+    def __init__(self, columns: int, out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(columns, out)
+
+    def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
+        """Compute the nodes of a block."""
+        return self.linear(block.sums(rows))  # type: ignore[no-any-return]
+
+
+class GraphSage(GraphLayer):
+    """GraphSAGE: the mean of neighbours' rows and the own row, each times a matrix."""
+
+    def __init__(self, columns: int, out: int) -> None:
+        super().__init__()
+        self.own, self.others = nn.Linear(columns, out), nn.Linear(columns, out, bias=False)
+
+    def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
+        """Compute the nodes of a block."""
+        return self.own(rows[block.own]) + self.others(block.sums(rows))  # type: ignore[no-any-return]
+
+
+class GraphAttention(GraphLayer):
+    """GAT: sums of neighbours' rows times a matrix, weighted by attention; heads stand side by side.
+
+    Args:
+        columns: of a row.
+        out: columns of all heads together.
+        heads: how many; one where they do not divide ``out``.
+    """
+
+    reads_halo = True
+
+    def __init__(self, columns: int, out: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads if out % heads == 0 else 1
+        self.linear = nn.Linear(columns, out, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out))
+        self.source, self.target = (nn.Parameter(torch.empty(self.heads, out // self.heads)) for _ in range(2))
+        nn.init.xavier_uniform_(self.source)
+        nn.init.xavier_uniform_(self.target)
+
+    def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
+        """Compute the nodes of a block."""
+        values = self.linear(rows).view(len(rows), self.heads, -1)
+        scores = (values * self.source).sum(-1)[block.source]
+        scores = scores + (values[block.own] * self.target).sum(-1)[block.target]
+        scores = nn.functional.leaky_relu(scores, 0.2)
+        place = block.target.unsqueeze(1).expand_as(scores)
+        top = scores.new_full((block.num, self.heads), -torch.inf)
+        top = top.scatter_reduce(0, place, scores.detach(), "amax", include_self=True)
+        powers = (scores - top[block.target]).exp()
+        total = powers.new_zeros(block.num, self.heads).index_add(0, block.target, powers)
+        share = (powers / total[block.target]).unsqueeze(-1)
+        sums = values.new_zeros(block.num, *values.shape[1:])
+        sums = sums.index_add(0, block.target, share * values[block.source])
+        return sums.flatten(1) + self.bias
+
+
+MODELS = {"gcn": GraphConvolution, "sage": GraphSage, "gat": GraphAttention}
+
+
+def build(model: str, columns: tuple[int, ...], seed: int) -> nn.ModuleList:
+    """Make the layers of a model with random parameters that depend on the seed alone.
+
+    Args:
+        model: gcn, sage or gat.
+        columns: of the input, behind each layer, and so of the classes.
+        seed: of the parameters.
+
+    Raises:
+        TightropeError: there is no such model.
+    """
+    if model not in MODELS:
+        raise TightropeError(f"there is no model {model!r}; there are {', '.join(MODELS)}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.ModuleList(MODELS[model](a, b) for a, b in zip(columns, columns[1:], strict=False))

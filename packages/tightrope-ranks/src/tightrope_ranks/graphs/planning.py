@@ -1,0 +1,196 @@
+"""Plan the messages of a graph over ranks: owners, routes, widths and what is held."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from tightrope.core import Bytes, TightropeError
+from tightrope_ranks.compress.queue import Link
+from tightrope_ranks.graphs.data import NodeGraph, read_graph
+from tightrope_ranks.graphs.divide import divide, routes_of
+from tightrope_ranks.graphs.holds import choose_holds, message_sizes, peak
+from tightrope_ranks.graphs.rows import WIDTHS
+from tightrope_ranks.graphs.widths import WidthProblem, choose_widths
+from tightrope_ranks.values.graphs import GraphPlan, Route, RowMessage
+
+READS: Final = {"gcn": False, "sage": False, "gat": True}
+"""The models, and whether their backward reads the halo."""
+WARM: Final = 8
+"""Bits of all rows until ranges are known."""
+_MOST_LAYERS = 8
+Keyed = dict[tuple[int, bool], list[np.ndarray]]
+"""Per layer and direction: of each route, one number a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """How a graph is trained on.
+
+    Attributes:
+        model: gcn, sage or gat.
+        hidden: columns between layers.
+        layers: how many, up to 8.
+        epochs: over the whole graph.
+        rate: of Adam.
+        bits: 2, 4, 8 or 32 (float) for all rows; None = chosen for groups of rows.
+        weight: of the error against time where bits are chosen, in (0, 1).
+        group: rows that share a choice.
+        every: epochs between choices; the first is after three.
+        limit: bytes that messages and halos of a rank may take; None = any.
+        link: holds messages to a rate in user space; None = as fast as they go.
+        seed: of parameters and rounding.
+        overlap: whether central nodes are computed while messages are on the way.
+    """
+
+    model: str = "gcn"
+    hidden: int = 64
+    layers: int = 3
+    epochs: int = 50
+    rate: float = 0.01
+    bits: int | None = None
+    weight: float = 0.5
+    group: int = 100
+    every: int = 50
+    limit: Bytes | None = None
+    link: Link | None = None
+    seed: int = 0
+    overlap: bool = True
+
+
+def check_options(options: GraphOptions) -> None:
+    """Refuse options that mean nothing."""
+    if options.model not in READS:
+        raise TightropeError(f"there is no model {options.model!r}; there are {', '.join(READS)}.")
+    if options.bits not in (None, *WIDTHS):
+        raise TightropeError(f"bits is {options.bits!r}; rows have 2, 4, 8 or 32 bits, or None for a choice.")
+    for name, most in (("hidden", 65536), ("layers", _MOST_LAYERS), ("epochs", 10**6), ("group", 10**9), ("every", 10**6)):
+        value = getattr(options, name)
+        if type(value) is not int or not 1 <= value <= most:
+            raise TightropeError(f"{name} is {value!r}; it must be a whole number from 1 to {most}.")
+    if not 0 < options.weight < 1 or not 0 < options.rate < float("inf"):
+        raise TightropeError("weight must be between 0 and 1, and rate above 0.")
+
+
+def plan(graph: Any, ranks: int, options: GraphOptions | None = None, *, parts: Any = None) -> GraphPlan:
+    """Plan which rows travel between ranks, in how many bits, and what each rank holds.
+
+    Args:
+        graph: as `tightrope_ranks.graphs.train` takes it.
+        ranks: how many.
+        options: of the training; where bits are chosen, the plan is that of the first epochs.
+        parts: rank of each node, (N,); None = METIS where ``pymetis`` is installed, else greedily.
+
+    Returns:
+        The plan, which `tightrope_ranks.judge.graphs.check_graph_plan` accepts.
+
+    Raises:
+        TightropeError: something is wrong with the graph or the options.
+        InfeasibleError: the limit cannot be held; names the smallest that works.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> ring = np.stack([np.arange(8), (np.arange(8) + 1) % 8])
+        >>> graph = SimpleNamespace(
+        ...     edge_index=ring, x=np.eye(8), y=np.arange(8) % 2, train_mask=np.ones(8, bool)
+        ... )
+        >>> made = plan(graph, 2, GraphOptions(bits=4, hidden=16, layers=2), parts=np.arange(8) // 4)
+        >>> made.routes
+        (Route(source=0, target=1, rows=(3,)), Route(source=1, target=0, rows=(7,)))
+        >>> made.sent  # one row of 16 numbers in 4 bits forward, and one backward
+        (28, 28)
+    """
+    options = options or GraphOptions()
+    check_options(options)
+    graph = read_graph(graph)
+    owner, divided_by = divide(graph, ranks, parts)
+    routes = routes_of(graph, owner, ranks)
+    columns = columns_of(graph, options)[:-1]
+    reads = READS[options.model]
+    widths = uniform(routes, len(columns), options.bits or WARM)
+    sizes = message_sizes(columns, widths)
+    holds = choose_holds(columns, reads, routes, sizes, ranks, options.limit)
+    return complete(
+        GraphPlan(
+            ranks, divided_by, tuple(owner.tolist()), columns, (reads,) * len(columns), routes, (), holds, (), (),
+            options.limit,
+        ),
+        widths,
+        options.link,
+    )  # fmt: skip
+
+
+def columns_of(graph: NodeGraph, options: GraphOptions) -> tuple[int, ...]:
+    """List the columns in front of each layer, and the classes."""
+    return (graph.features.shape[1], *[options.hidden] * (options.layers - 1), graph.num_classes)
+
+
+def uniform(routes: Sequence[Route], layers: int, bits: int) -> Keyed:
+    """Give all rows the same width; the input has no gradients."""
+    return {
+        (layer, backward): [np.full(len(route.rows), bits, np.uint8) for route in routes]
+        for layer in range(layers)
+        for backward in (False, True)
+        if layer or not backward
+    }
+
+
+def complete(draft: GraphPlan, widths: Keyed, link: Link | None = None, bound: tuple[float, float] = (0, 0)) -> GraphPlan:
+    """Give a plan its messages and what follows from them."""
+    sizes = message_sizes(draft.columns, widths)
+    holds, reads = draft.holds, draft.held[0]
+    sent, seconds, messages = [0] * draft.ranks, 0.0, []
+    for (layer, backward), those in sizes.items():
+        wire = [0] * draft.ranks
+        for number, (route, size) in enumerate(zip(draft.routes, those, strict=True)):
+            again = not backward and holds[route.target][layer] == "fetched"
+            times = (layer > 0 or again) + (again and reads)
+            if times:
+                messages.append(RowMessage(layer, backward, number, widths[layer, backward][number].tobytes(), size))
+            wire[route.target if backward else route.source] += size * times
+        sent = [a + b for a, b in zip(sent, wire, strict=True)]
+        if link is not None and any(wire):
+            seconds += link.latency + (max(wire) / link.rate if link.rate else 0.0)
+    peaks = tuple(peak(rank, draft.columns, reads, draft.routes, sizes, holds) for rank in range(draft.ranks))
+    return GraphPlan(
+        draft.ranks, draft.divided_by, draft.owner, draft.columns, draft.held, draft.routes, tuple(messages), holds,
+        peaks, tuple(sent), draft.limit, seconds, bound,
+    )  # fmt: skip
+
+
+def rechoose(
+    routes: Sequence[Route], columns: Sequence[int], beta: Keyed, link: Link, ranks: int, options: GraphOptions
+) -> tuple[Keyed, tuple[float, float]]:
+    """Choose the widths of all rows, one layer and direction after another.
+
+    Args:
+        routes: of the plan.
+        columns: in front of each layer.
+        beta: sensitivity of each row.
+        link: of every rank.
+        ranks: how many.
+        options: of the training.
+
+    Returns:
+        Bits of the rows of each route, and the sums of bounds and of objectives.
+    """
+    widths, bound, found = {}, 0.0, 0.0
+    for (layer, backward), those in beta.items():
+        groups = [
+            (number, rows)
+            for number, values in enumerate(those)
+            for rows in np.array_split(np.argsort(-values, kind="stable"), -(-len(values) // options.group))
+        ]
+        links = [routes[number].target if backward else routes[number].source for number, _ in groups]
+        problem = WidthProblem(
+            np.array([those[number][rows].sum() for number, rows in groups]), np.array([len(rows) for _, rows in groups]),
+            columns[layer], np.array(links), np.zeros(ranks, np.int64), np.full(ranks, link.latency),
+            np.full(ranks, 1 / link.rate if link.rate else 1e-9), options.weight,
+        )  # fmt: skip
+        choice = choose_widths(problem)
+        bits = [np.empty(len(values), np.uint8) for values in those]
+        for (number, rows), width in zip(groups, choice.bits, strict=True):
+            bits[number][rows] = width
+        widths[layer, backward], bound, found = bits, bound + choice.bound, found + choice.objective
+    return widths, (bound, found)

@@ -1,0 +1,270 @@
+"""Train on a graph that is divided over ranks: every epoch sees all of it."""
+
+import pickle
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tightrope.core import Bytes, TightropeError
+from tightrope_ranks.compress.queue import Link, MessageQueue
+from tightrope_ranks.graphs.data import read_graph
+from tightrope_ranks.graphs.divide import Part, parts_of
+from tightrope_ranks.graphs.exchange import RowExchange
+from tightrope_ranks.graphs.layers import build
+from tightrope_ranks.graphs.planning import WARM, GraphOptions, columns_of, complete, plan, rechoose, uniform
+from tightrope_ranks.pipeline.launch import run_ranks
+from tightrope_ranks.values.graphs import GraphPlan
+
+_WARM_EPOCHS: Final = 3
+_MESSAGE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphJob:
+    """What one rank gets: its part, its rows, and what all ranks share."""
+
+    part: Part
+    features: np.ndarray
+    labels: np.ndarray
+    masks: tuple[np.ndarray, np.ndarray, np.ndarray]
+    counts: tuple[int, int, int]
+    columns: tuple[int, ...]
+    plan: GraphPlan
+    options: GraphOptions
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """What a training gave.
+
+    Attributes:
+        losses: of each epoch.
+        accuracy: of the nodes of each mask that has some; rows are sent as floats for it.
+        seconds: of each epoch.
+        forecast: seconds of an epoch with the first chosen widths, from the epochs before; None = none were chosen.
+        sent: bytes that each rank sent for rows and gradients in the last epoch.
+        peaks: most bytes that messages and halos of each rank took, counted.
+        plan: of the last epoch.
+        gradients: of the first epoch, by name.
+        state: parameters after the last.
+    """
+
+    losses: tuple[float, ...]
+    accuracy: Mapping[str, float]
+    seconds: tuple[float, ...]
+    forecast: float | None
+    sent: tuple[Bytes, ...]
+    peaks: tuple[Bytes, ...]
+    plan: GraphPlan
+    gradients: Mapping[str, torch.Tensor]
+    state: Mapping[str, torch.Tensor]
+
+
+def train(
+    graph: Any, ranks: int = 2, options: GraphOptions | None = None, *, parts: Any = None, seconds: float = 3600.0
+) -> GraphRun:
+    """Train on a whole graph over ranks of this host.
+
+    Args:
+        graph: has ``edge_index`` (2, E), ``x`` (N, D), ``y`` (N,), ``train_mask`` (N,), and perhaps ``val_mask`` and
+            ``test_mask``, as `torch_geometric.data.Data` has.
+        ranks: processes.
+        options: of the model and its messages.
+        parts: rank of each node; None = METIS or greedily.
+        seconds: after which all ranks are ended.
+
+    Returns:
+        Losses, accuracies, seconds and bytes, and the plan of the last epoch.
+
+    Raises:
+        TightropeError: something is wrong with the graph or the options.
+        InfeasibleError: a limit cannot be held; no rank was started.
+        RankError: a rank ended, or a loss was not finite.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> ring = np.stack([np.arange(8), (np.arange(8) + 1) % 8])
+        >>> graph = SimpleNamespace(
+        ...     edge_index=ring, x=np.eye(8), y=np.arange(8) % 2, train_mask=np.ones(8, bool)
+        ... )
+        >>> run = train(graph, 2, GraphOptions(layers=2, hidden=8, epochs=5))  # doctest: +SKIP
+        >>> run.losses[-1] < run.losses[0]  # doctest: +SKIP
+        True
+    """
+    jobs = jobs_of(graph, ranks, options or GraphOptions(), parts)
+    with tempfile.TemporaryDirectory() as folder:
+        for rank, job in enumerate(jobs):
+            (Path(folder) / str(rank)).write_bytes(pickle.dumps(job))
+        answers = run_ranks(_work, ranks, folder, seconds=seconds, silence=_MESSAGE_SECONDS)
+    first = answers[0]
+    sent, peaks = zip(*[(one[1], one[2]) for one in answers], strict=True)
+    return GraphRun(**first[0], sent=sent, peaks=peaks)
+
+
+def jobs_of(graph: Any, ranks: int, options: GraphOptions, parts: Any = None) -> list[GraphJob]:
+    """Plan, and give each rank its part."""
+    data = read_graph(graph)
+    made = plan(data, ranks, options, parts=parts)
+    masks = data.train, data.validate, data.test
+    return [
+        GraphJob(
+            part, data.features[part.nodes], data.labels[part.nodes], tuple(mask[part.nodes] for mask in masks),
+            tuple(int(mask.sum()) for mask in masks), columns_of(data, options), made, options,
+        )
+        for part in parts_of(data, np.array(made.owner), made.routes, options.model)
+    ]  # fmt: skip
+
+
+def _work(rank: int, _: int, folder: str) -> tuple[dict[str, Any], Bytes, Bytes]:
+    return GraphTrainer(pickle.loads((Path(folder) / str(rank)).read_bytes())).run()
+
+
+class GraphTrainer:
+    """One rank of a training, in a process group that exists; all its messages go through one queue.
+
+    Args:
+        job: of this rank.
+
+    Attributes:
+        layers: the model, equal on all ranks.
+        exchange: sends rows and gradients.
+    """
+
+    def __init__(self, job: GraphJob) -> None:
+        self.job, self.options, self.plan = job, job.options, job.plan
+        self.queue = MessageQueue(link=job.options.link, timeout=_MESSAGE_SECONDS)
+        self.exchange = RowExchange(job.part, job.plan.holds, self.queue, job.options.seed)
+        self.exchange.overlap = job.options.overlap
+        self.layers = build(job.options.model, job.columns, job.options.seed)
+        self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=job.options.rate)
+        self.features, self.labels = torch.from_numpy(job.features), torch.from_numpy(job.labels)
+        self.train = torch.from_numpy(np.flatnonzero(job.masks[0]))
+        self.pairs = [(route.source, route.target) for route in job.plan.routes]
+        self.widths = uniform(job.plan.routes, job.options.layers, job.options.bits or WARM)
+        self._use()
+        self.exchange.prepare(self.features)
+
+    def run(self) -> tuple[dict[str, Any], Bytes, Bytes]:
+        """Train all epochs; give what `GraphRun` tells, and the bytes of this rank."""
+        losses, seconds, profile, forecast, gradients = [], [], [], None, {}
+        for epoch in range(self.options.epochs):
+            if self.options.bits is None and epoch >= _WARM_EPOCHS and (epoch - _WARM_EPOCHS) % self.options.every == 0:
+                forecast = self._choose(forecast, profile)
+            self.exchange.epoch, self.exchange.times, before = epoch, [], self.exchange.sent
+            start = time.perf_counter()
+            losses.append(self.step())
+            seconds.append(time.perf_counter() - start)
+            profile.append((seconds[-1], self.exchange.times))
+            if not epoch:
+                gradients = {name: one.grad.clone() for name, one in self.layers.named_parameters()}
+            self.optimizer.step()
+            sent = self.exchange.sent - before
+        told = {
+            "losses": tuple(losses), "accuracy": self.accuracy(), "seconds": tuple(seconds), "forecast": forecast,
+            "plan": self.plan, "gradients": gradients, "state": self.layers.state_dict(),
+        }  # fmt: skip
+        self.queue.close()
+        return told, sent, self.exchange.peak
+
+    def step(self) -> float:
+        """Compute loss and gradients of all ranks together."""
+        self.optimizer.zero_grad()
+        outputs = self.outputs()
+        loss = nn.functional.cross_entropy(outputs[self.train], self.labels[self.train], reduction="sum")
+        (loss / self.job.counts[0]).backward()
+        grads = [one.grad for one in self.layers.parameters()]
+        flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None] / self.job.counts[0]])
+        self.together(lambda: dist.all_reduce(flat), "gradients of the parameters", 4 * len(flat))
+        for grad, total in zip(grads, flat[:-1].split([one.numel() for one in grads]), strict=True):
+            grad.copy_(total.view_as(grad))
+        if not torch.isfinite(flat).all():
+            raise TightropeError(
+                f"the loss or a gradient of epoch {self.exchange.epoch} is not finite. Scale the features, or lower rate."
+            )
+        return float(flat[-1])
+
+    def outputs(self) -> torch.Tensor:
+        """Compute the scores of this rank's nodes."""
+        x = self.features
+        for number, layer in enumerate(self.layers):
+            x = self.exchange.through(number, layer, torch.relu(x) if number else x)
+        return x
+
+    @torch.no_grad()
+    def accuracy(self) -> dict[str, float]:
+        """Compare with the labels of each mask, over all ranks."""
+        self.exchange.exact = True
+        right = self.outputs().argmax(1) == self.labels
+        self.exchange.exact = False
+        hits = torch.stack([right[torch.from_numpy(mask)].sum() for mask in self.job.masks])
+        self.together(lambda: dist.all_reduce(hits), "accuracies", hits.nbytes)
+        names = "train", "validate", "test"
+        return {n: int(hit) / count for n, hit, count in zip(names, hits, self.job.counts, strict=True) if count}
+
+    def together(self, collective: Any, what: str, size: Bytes) -> None:
+        """Run a collective in its turn of the queue."""
+        self.queue.wait(self.queue.put(collective, what, size))
+
+    def _use(self) -> None:
+        self.exchange.widths = {
+            key: dict(zip(self.pairs, those, strict=True)) for key, those in self.widths.items()
+        }
+        if self.options.bits is None:
+            me = self.job.part.rank
+            self.exchange.traced = {
+                (layer, backward): {pair: torch.zeros(len(bits)) for pair, bits in those.items() if pair[backward] == me}
+                for (layer, backward), those in self.exchange.widths.items()
+            }
+
+    def _choose(self, forecast: float | None, profile: list[Any]) -> float | None:
+        """Choose widths on rank 0 from the ranges of all ranks, and use them on every rank."""
+        seen = {key: {pair: one.numpy() for pair, one in those.items()} for key, those in self.exchange.traced.items()}
+        weights = np.split(self.job.part.weights, np.cumsum(self.job.part.receives)[:-1])
+        gathered: list[Any] = [None] * self.plan.ranks
+        self.together(lambda: dist.all_gather_object(gathered, (seen, weights)), "ranges", 0)
+        answer: list[Any] = [None]
+        if self.job.part.rank == 0:
+            link = self.options.link or _measured(profile)
+            beta = {
+                (layer, backward): [
+                    gathered[pair[backward]][0][layer, backward][pair].astype(np.float64)
+                    * (1.0 if backward else gathered[pair[1]][1][pair[0]]) * self.plan.columns[layer] / 6
+                    for pair in self.pairs
+                ]
+                for layer, backward in self.widths
+                if layer or self.exchange.fetchers(0)
+            }  # fmt: skip
+            answer = [(*rechoose(self.plan.routes, self.plan.columns, beta, link, self.plan.ranks, self.options), link)]
+        self.together(lambda: dist.broadcast_object_list(answer, 0), "widths", 0)
+        chosen, bound, link = answer[0]
+        self.widths.update(chosen)
+        self._use()
+        self.plan = complete(self.plan, self.widths, link, bound)
+        return self._forecast(profile, link) if forecast is None else forecast
+
+    def _forecast(self, profile: list[Any], link: Link) -> float:
+        """Take the waits of the epochs before out of their seconds, and put those of the new widths in."""
+        forecasts = []
+        for seconds, times in profile[1:]:
+            for one in times:
+                to = self.exchange.all if one.key[0] else self.exchange.fetchers(0)
+                size = self.exchange.most(one.key, self.plan.columns[one.key[0]], to)
+                new = link.latency + (size / link.rate if link.rate else 0.0)
+                seconds += max(0.0, new - one.window) - max(0.0, one.seconds - one.window)
+            forecasts.append(seconds)
+        return median(forecasts)
+
+
+def _measured(profile: list[Any]) -> Link:
+    """Take the rate of the link from messages that were sent."""
+    paces = [one.seconds / one.sent for _, times in profile[1:] for one in times if one.sent]
+    return Link(rate=1 / median(paces)) if paces else Link()
