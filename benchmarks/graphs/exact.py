@@ -1,8 +1,6 @@
 """The choice of widths as a program with whole numbers, for HiGHS, and problems to choose for."""
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
 
 import highspy
 import numpy as np
@@ -30,15 +28,17 @@ def random_problem(
     )
 
 
-def all_choices(problem: WidthProblem) -> Iterator[np.ndarray]:
-    """List every choice there is."""
-    for bits in itertools.product(problem.widths, repeat=len(problem.beta)):
-        yield np.array(bits, np.uint8)
-
-
 def brute(problem: WidthProblem) -> float:
     """Find the best objective among all choices."""
-    return min(objective(problem, bits) for bits in all_choices(problem))
+    bits = np.array(list(itertools.product(problem.widths, repeat=len(problem.beta))))
+    variance = (problem.beta / (2.0**bits - 1) ** 2).sum(1)
+    size = problem.rows * row_bytes(problem.columns, bits)
+    rounds = np.zeros((len(bits), int(problem.round.max()) + 1))
+    for link, number in enumerate(problem.round):
+        took = problem.latency[link] + problem.pace[link] * size[:, problem.link == link].sum(1)
+        rounds[:, number] = np.maximum(rounds[:, number], took)
+    v0, v1, t0, t1 = scales(problem)
+    return float((problem.weight * (variance - v0) / v1 + (1 - problem.weight) * (rounds.sum(1) - t0) / t1).min())
 
 
 def milp(problem: WidthProblem, seconds: float = 20.0, gap: float = 1e-4) -> tuple[float, float]:
@@ -74,8 +74,3 @@ def milp(problem: WidthProblem, seconds: float = 20.0, gap: float = 1e-4) -> tup
     values = np.array(model.getSolution().col_value[: num * len(widths)]).reshape(num, len(widths))
     bits = np.array(widths, np.uint8)[values.argmax(1)]
     return objective(problem, bits), float(model.getInfo().mip_dual_bound) - shift
-
-
-def weighted(problem: WidthProblem, weight: float) -> WidthProblem:
-    """Give the same problem with another weight."""
-    return replace(problem, weight=weight)

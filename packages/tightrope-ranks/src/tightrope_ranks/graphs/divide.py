@@ -97,7 +97,7 @@ def divide(graph: NodeGraph, ranks: int, parts: Any = None) -> tuple[np.ndarray,
         except ImportError:
             owner, name = _greedy(begin, near, ranks), "greedy"
         else:
-            found = pymetis.part_graph(ranks, xadj=begin.tolist(), adjncy=near.tolist())[1]
+            found = pymetis.part_graph(ranks, pymetis.CSRAdjacency(begin.tolist(), near.tolist()))[1]
             owner, name = np.asarray(found), "metis"
     counts = np.bincount(owner, minlength=ranks)
     if not counts.all() and name == "metis":  # tiny graphs

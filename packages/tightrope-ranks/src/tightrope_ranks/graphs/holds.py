@@ -46,7 +46,7 @@ def peak(
     live = rows[0] * keeps
     for layer in range(len(columns)):
         resident = layer == 0 and keeps
-        events.append(live + leaving(layer, layer == 0, True) + 2 * rows[layer] * (not resident))
+        events.append(rows[0] * keeps + leaving(layer, layer == 0, True) + 2 * rows[layer] * (not resident))
         arriving = 0 if resident else sum(sizes[layer, False][k] for k in to)
         events.append(live + leaving(layer, layer == 0) + arriving + rows[layer] * (not resident))
         if mine[layer] == "kept" and not resident:

@@ -1,0 +1,108 @@
+"""Training over 2 and 4 ranks gives what one process gives; few bits give its accuracy; limits are held to the byte."""
+
+import pickle
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace as changed
+
+from benchmarks.graphs.made import clustered
+from graph_workers import dense, died, trained
+from tightrope.core import InfeasibleError, RankError
+from tightrope_ranks import run_ranks
+from tightrope_ranks.graphs.layers import build
+from tightrope_ranks.graphs.planning import GraphOptions, columns_of, complete, plan, uniform
+from tightrope_ranks.graphs.training import GraphJob, jobs_of
+from tightrope_ranks.judge.graphs import check_graph_plan
+
+SMALL = clustered(3, num=300, clusters=4, columns=20, mixed=0.3)
+LARGE = clustered(5, num=1200, mixed=0.2, columns=32)
+FLOATS = [GraphOptions(model=model, bits=32, epochs=1, hidden=16) for model in ("gcn", "sage", "gat")]
+CHOSEN = [GraphOptions(bits=bits, epochs=40, hidden=32, every=15, group=20) for bits in (32, None)]
+GAT = GraphOptions(model="gat", bits=4, epochs=2, hidden=16)
+
+
+def with_holds(ranks: int, *holds: tuple[str, ...]) -> list[GraphJob]:
+    """Give a training whose ranks hold their halos in these ways, in turn."""
+    jobs = jobs_of(SMALL, ranks, GAT)
+    draft = changed(jobs[0].plan, holds=tuple(holds[rank % len(holds)] for rank in range(ranks)))
+    made = complete(draft, uniform(draft.routes, 3, 4))
+    check_graph_plan(SMALL.edges, made)
+    return [replace(job, plan=made) for job in jobs]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    ranks, folder = request.param, tmp_path_factory.mktemp("jobs")
+    with pytest.raises(InfeasibleError) as refused:
+        plan(SMALL, ranks, replace(GAT, limit=1))
+    jobs = [jobs_of(SMALL, ranks, one) for one in FLOATS]
+    jobs.append(with_holds(ranks, ("kept", "kept", "kept")))
+    jobs.append(with_holds(ranks, ("kept", "packed", "fetched"), ("kept", "fetched", "fetched")))
+    jobs.append(with_holds(ranks, ("fetched", "fetched", "packed"), ("kept", "packed", "kept")))
+    jobs.append(jobs_of(SMALL, ranks, replace(GAT, limit=refused.value.smallest_found)))
+    jobs += [jobs_of(LARGE, ranks, one) for one in CHOSEN] if ranks == 2 else []
+    (folder / "jobs").write_bytes(pickle.dumps(jobs))
+    found = list(zip(*run_ranks(trained, ranks, str(folder)), strict=True))
+    return {"ranks": ranks, "floats": found[:3], "held": found[3:7], "chosen": found[7:]}
+
+
+def test_floats_give_loss_and_gradients_of_one_process(answers: dict[str, Any]) -> None:
+    for options, ranks in zip(FLOATS, answers["floats"], strict=True):
+        loss, gradients = dense(SMALL, options.model, build(options.model, columns_of(SMALL, options), 0))
+        for told, _, _ in ranks:
+            assert abs(told["losses"][0] - loss) <= 1e-6
+            for name, grad in gradients.items():
+                assert float((told["gradients"][name] - grad).abs().max()) <= 1e-6, (options.model, name)
+
+
+def test_whatever_is_held_of_halos_the_bytes_are_those_of_the_plan(answers: dict[str, Any]) -> None:
+    for ranks in answers["held"]:
+        for rank, (told, sent, peak) in enumerate(ranks):
+            made = told["plan"]
+            assert (peak, sent) == (made.peaks[rank], made.sent[rank])
+            assert made.limit is None or peak <= made.limit
+    assert answers["held"][3][0][0]["plan"].limit is not None
+
+
+def test_halos_that_are_packed_or_sent_again_give_the_bits_of_those_that_are_kept(answers: dict[str, Any]) -> None:
+    kept, mixed = (ranks[0][0] for ranks in answers["held"][:2])
+    assert kept["losses"] == mixed["losses"]
+    assert all(torch.equal(one, kept["state"][name]) for name, one in mixed["state"].items())
+
+
+def test_chosen_bits_reach_the_accuracy_of_floats_and_are_judged(answers: dict[str, Any]) -> None:
+    if answers["ranks"] != 2:
+        pytest.skip("these two trainings run on two ranks")
+    floats, few = (ranks[0][0] for ranks in answers["chosen"])
+    assert floats["accuracy"]["test"] > 0.8
+    assert few["accuracy"]["test"] >= floats["accuracy"]["test"] - 0.003
+    check_graph_plan(LARGE.edges, few["plan"])
+    used = {bits for message in few["plan"].messages for bits in message.widths}
+    assert used <= {2, 4, 8}
+    assert len(used) > 1
+    bound, found = few["plan"].bound
+    assert bound <= found <= bound * 1.05
+    assert max(few["plan"].sent) < max(floats["plan"].sent) / 4
+    assert few["forecast"] is not None
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_others_soon(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_bytes(pickle.dumps([jobs_of(SMALL, 2, FLOATS[0])]))
+    start = time.monotonic()
+    with pytest.raises(RankError, match=r"(?s)rank 0: RankError: .* did not come through.*rank 1: ended with exit"):
+        run_ranks(died, 2, str(tmp_path), seconds=100)
+    assert time.monotonic() - start < 40  # most of it is the start of the processes
+
+
+def test_one_rank_needs_no_message() -> None:
+    made = plan(SMALL, 1)
+    assert made.routes == made.messages == ()
+    assert made.peaks == made.sent == (0,)
+    assert np.unique(made.owner).tolist() == [0]
