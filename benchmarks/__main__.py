@@ -82,6 +82,7 @@ _QUESTIONS = {
     "fleet": _of_plugin("fleet"),
     "forms": _of_plugin("forms"),
     "sequence": _of_plugin("sequence"),
+    "graphs": _of_plugin("graphs"),
     "ranks": _of_plugin("ranks"),
     "recorder": _of_plugin("recorder"),
     "verify": _of_plugin("fleet", "integrity"),

@@ -6,7 +6,8 @@ import highspy
 import numpy as np
 
 from tightrope_ranks.graphs.rows import row_bytes
-from tightrope_ranks.graphs.widths import WidthProblem, objective, scales
+from tightrope_ranks.graphs.widths import objective, scales
+from tightrope_ranks.values.graphs import WidthProblem
 
 
 def random_problem(
@@ -38,13 +39,15 @@ def brute(problem: WidthProblem) -> float:
         took = problem.latency[link] + problem.pace[link] * size[:, problem.link == link].sum(1)
         rounds[:, number] = np.maximum(rounds[:, number], took)
     v0, v1, t0, t1 = scales(problem)
-    return float((problem.weight * (variance - v0) / v1 + (1 - problem.weight) * (rounds.sum(1) - t0) / t1).min())
+    return float(
+        (problem.weight * (variance - v0) / v1 + (1 - problem.weight) * (rounds.sum(1) - t0) / t1).min()
+    )
 
 
 def milp(problem: WidthProblem, seconds: float = 20.0, gap: float = 1e-4) -> tuple[float, float]:
     """Solve with HiGHS; give the objective of its choice and what it proved."""
     v0, v1, t0, t1 = scales(problem)
-    model = highspy.Highs()
+    model = highspy.Highs()  # type: ignore[no-untyped-call]
     model.setOptionValue("output_flag", False)
     model.setOptionValue("time_limit", seconds)
     model.setOptionValue("mip_rel_gap", gap)
@@ -58,17 +61,19 @@ def milp(problem: WidthProblem, seconds: float = 20.0, gap: float = 1e-4) -> tup
             model.changeColIntegrality(model.getNumCol() - 1, highspy.HighsVarType.kInteger)
     for _ in range(rounds):
         model.addVar(0, infinite)
-        model.changeColCost(model.getNumCol() - 1, 1 - problem.weight)  # in parts of t1, which keeps it near 1
+        model.changeColCost(
+            model.getNumCol() - 1, 1 - problem.weight
+        )  # in parts of t1, which keeps it near 1
     for group in range(num):
         at = np.arange(group * len(widths), (group + 1) * len(widths), dtype=np.int32)
         model.addRow(1, 1, len(at), at, np.ones(len(at)))
     for link, in_round in enumerate(problem.round):
         groups = np.flatnonzero(problem.link == link)
-        at = (groups[:, None] * len(widths) + np.arange(len(widths))).ravel()
+        pairs = groups[:, None] * len(widths) + np.arange(len(widths))
         size = problem.rows[groups][:, None] * row_bytes(problem.columns, np.array(widths))
-        at = np.append(at, num * len(widths) + in_round).astype(np.int32)
+        columns = np.append(pairs, num * len(widths) + in_round).astype(np.int32)
         values = np.append(-(problem.pace[link] * size).ravel() / t1, 1.0)
-        model.addRow(float(problem.latency[link] / t1), infinite, len(at), at, values)
+        model.addRow(float(problem.latency[link] / t1), infinite, len(columns), columns, values)
     model.run()
     shift = problem.weight * v0 / v1 + (1 - problem.weight) * t0 / t1
     values = np.array(model.getSolution().col_value[: num * len(widths)]).reshape(num, len(widths))

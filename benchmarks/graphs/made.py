@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tightrope_ranks.graphs.data import NodeGraph
+from tightrope_ranks.values.graphs import NodeGraph
 
 
 def clustered(

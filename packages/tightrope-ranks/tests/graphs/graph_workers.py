@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tightrope_ranks.graphs.data import NodeGraph
 from tightrope_ranks.graphs.training import GraphTrainer
+from tightrope_ranks.values.graphs import NodeGraph
 
 
 def trained(rank: int, _: int, folder: str) -> list[Any]:
@@ -42,7 +42,9 @@ def dense(graph: NodeGraph, model: str, layers: nn.ModuleList) -> tuple[float, d
     parameters = {name: one.detach().double().requires_grad_() for name, one in layers.named_parameters()}
     x = torch.from_numpy(graph.features).double()
     for number in range(len(layers)):
-        own = {name.split(".", 1)[1]: one for name, one in parameters.items() if name.startswith(f"{number}.")}
+        own = {
+            name.split(".", 1)[1]: one for name, one in parameters.items() if name.startswith(f"{number}.")
+        }
         x = x.relu() if number else x
         if model == "gcn":
             x = (there / (degree[:, None] * degree).sqrt()) @ x @ own["linear.weight"].T + own["linear.bias"]

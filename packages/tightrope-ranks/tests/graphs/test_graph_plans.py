@@ -1,4 +1,4 @@
-"""Plans of graph messages: the judge refuses damaged ones; wrong graphs and limits are refused in one sentence."""
+"""Plans of graph messages: the judge refuses damaged ones; wrong graphs and limits get one sentence."""
 
 import random
 from collections.abc import Callable
@@ -50,7 +50,9 @@ def test_plans_are_accepted_with_any_limit_that_is_named(model: str, ranks: int)
 
 def damaged(plan_: GraphPlan, rng: random.Random) -> GraphPlan:
     """Break one thing of a plan."""
-    routes, messages, owner, holds = (list(one) for one in (plan_.routes, plan_.messages, plan_.owner, plan_.holds))
+    routes, messages, owner, holds = (
+        list(one) for one in (plan_.routes, plan_.messages, plan_.owner, plan_.holds)
+    )
     at, message = rng.randrange(len(routes)), rng.randrange(len(messages))
     route, one = routes[at], messages[message]
     row = rng.randrange(len(route.rows))
@@ -60,7 +62,9 @@ def damaged(plan_: GraphPlan, rng: random.Random) -> GraphPlan:
     elif kind == 1:
         routes[at] = changed(route, rows=(*route.rows, route.rows[row]))
     elif kind == 2:
-        routes[at] = changed(route, rows=(*route.rows[:row], (route.rows[row] + 1) % len(owner), *route.rows[row + 1 :]))
+        routes[at] = changed(
+            route, rows=(*route.rows[:row], (route.rows[row] + 1) % len(owner), *route.rows[row + 1 :])
+        )
     elif kind == 3:
         del routes[at]
     elif kind == 4:
@@ -87,7 +91,9 @@ def damaged(plan_: GraphPlan, rng: random.Random) -> GraphPlan:
     else:
         node = rng.choice(route.rows)
         owner[node] = (owner[node] + 1) % plan_.ranks
-    return changed(plan_, routes=tuple(routes), messages=tuple(messages), owner=tuple(owner), holds=tuple(holds))
+    return changed(
+        plan_, routes=tuple(routes), messages=tuple(messages), owner=tuple(owner), holds=tuple(holds)
+    )
 
 
 @pytest.mark.parametrize("limited", [False, True])

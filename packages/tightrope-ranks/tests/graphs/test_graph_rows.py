@@ -1,4 +1,4 @@
-"""Rows in few bits: right on average, of the variance that is said, packed without loss, and the same every time."""
+"""Rows in few bits: right on average, of the variance that is said, packed without loss, repeatable."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,9 @@ def test_levels_come_back_exactly(bits: int, columns: int) -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("negative", [False, True])
-def test_the_mean_is_the_value_and_the_variance_is_a_sixth_of_the_squared_step(bits: int, negative: bool) -> None:
+def test_the_mean_is_the_value_and_the_variance_is_a_sixth_of_the_squared_step(
+    bits: int, negative: bool
+) -> None:
     x = torch.rand(40, 257, generator=torch.Generator().manual_seed(1)) - 0.5 * negative
     x[:, 0], x[:, -1] = x[:, 1:-1].amin(1), x[:, 1:-1].amax(1)
     times, widths = 2000, np.full(40, bits, np.uint8)

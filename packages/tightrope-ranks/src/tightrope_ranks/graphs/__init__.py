@@ -1,6 +1,6 @@
 """Training on whole graphs over ranks, whose messages have few bits.
 
-    run = tightrope_ranks.graphs.train(data, ranks=2)     # torch_geometric.data.Data, or what has its attributes
+    run = tightrope_ranks.graphs.train(data, ranks=2)  # torch_geometric.data.Data, or what has its attributes
 
 What needs torch is imported when it is first used.
 """

@@ -1,66 +1,42 @@
 """Read a graph with features and labels, and say what is wrong with one."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from tightrope.core import TightropeError
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGraph:
-    """A graph whose nodes are to be classified.
-
-    Attributes:
-        edges: (2, E), from a node and to a node, int64.
-        features: (N, D), float32.
-        labels: (N,), int64; of nodes in no mask they are not read.
-        train: (N,), bool: nodes of the loss.
-        validate: likewise, for an accuracy.
-        test: likewise.
-    """
-
-    edges: np.ndarray
-    features: np.ndarray
-    labels: np.ndarray
-    train: np.ndarray
-    validate: np.ndarray
-    test: np.ndarray
-
-    @property
-    def num_nodes(self) -> int:
-        """Count the nodes."""
-        return len(self.features)
-
-    @property
-    def num_classes(self) -> int:
-        """Count the classes."""
-        return int(self.labels[self.train | self.validate | self.test].max()) + 1
+from tightrope_ranks.values.graphs import NodeGraph
 
 
 def read_graph(data: Any) -> NodeGraph:
     """Read what looks like a graph of torch_geometric.
 
     Args:
-        data: has ``edge_index`` (2, E), ``x`` (N, D), ``y`` (N,) and ``train_mask`` (N,), and where it is wanted
+        data: has ``edge_index`` (2, E), ``x`` (N, D), ``y`` (N,) and ``train_mask`` (N,), perhaps
             ``val_mask`` and ``test_mask``: tensors or arrays.
 
     Raises:
         TightropeError: says which part is wrong, and where.
     """
     if isinstance(data, NodeGraph):
-        data = _Attributes(data)
+        names = "edge_index", "x", "y", "train_mask", "val_mask", "test_mask"
+        fields = data.edges, data.features, data.labels, data.train, data.validate, data.test
+        data = SimpleNamespace(**dict(zip(names, fields, strict=True)))
     edges, features, labels = (_array(data, name) for name in ("edge_index", "x", "y"))
     if features.ndim != 2 or not len(features) or not features.shape[1]:
         raise TightropeError(f"x has shape {features.shape}; a graph needs one row of features per node.")
     num = len(features)
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
-        raise TightropeError(f"edge_index has shape {edges.shape} of {edges.dtype}; it must be (2, E) of integers.")
+        raise TightropeError(
+            f"edge_index has shape {edges.shape} of {edges.dtype}; it must be (2, E) of integers."
+        )
     wrong = np.flatnonzero(((edges < 0) | (edges >= num)).any(0))
     if len(wrong):
         one = int(wrong[0])
-        raise TightropeError(f"edge {one} goes from {edges[0, one]} to {edges[1, one]}; nodes are 0 to {num - 1}.")
+        raise TightropeError(
+            f"edge {one} goes from {edges[0, one]} to {edges[1, one]}; nodes are 0 to {num - 1}."
+        )
     if features.dtype.kind not in "fiub":
         raise TightropeError(f"x has type {features.dtype}; features must be real numbers.")
     wrong = np.flatnonzero(~np.isfinite(features).all(1))
@@ -70,7 +46,9 @@ def read_graph(data: Any) -> NodeGraph:
     if not masks[0].any():
         raise TightropeError("train_mask has no node: there is nothing to train on.")
     if labels.shape != (num,) or labels.dtype.kind not in "iub":
-        raise TightropeError(f"y has shape {labels.shape} of {labels.dtype}; it must be ({num},) of integers.")
+        raise TightropeError(
+            f"y has shape {labels.shape} of {labels.dtype}; it must be ({num},) of integers."
+        )
     wrong = np.flatnonzero((labels < 0) & (masks[0] | masks[1] | masks[2]))
     if len(wrong):
         raise TightropeError(f"y is {labels[wrong[0]]} at node {wrong[0]}; labels count from 0.")
@@ -79,12 +57,6 @@ def read_graph(data: Any) -> NodeGraph:
     if not np.isfinite(rows).all():
         raise TightropeError("x has a value beyond 32-bit floats. Scale the features first.")
     return NodeGraph(np.ascontiguousarray(edges, np.int64), rows, labels.astype(np.int64), *masks)
-
-
-class _Attributes:
-    def __init__(self, graph: NodeGraph) -> None:
-        self.edge_index, self.x, self.y = graph.edges, graph.features, graph.labels
-        self.train_mask, self.val_mask, self.test_mask = graph.train, graph.validate, graph.test
 
 
 def _array(data: Any, name: str) -> np.ndarray:

@@ -1,69 +1,23 @@
 """Divide a graph over ranks: who owns which node, which rows travel, and what each rank computes.
 
-Idea        METIS cuts few edges where it is installed. Else nodes join, in breadth-first order, the part that has
-            most of their neighbours and room. A node is central where all its edges come from its own rank.
-Source      Karypis & Kumar, SIAM J. Sci. Comput. 1998; Stanton & Kliot, KDD 2012 (linear deterministic greedy).
+Idea        METIS cuts few edges where it is installed. Else nodes join, in breadth-first order, the part that
+            has most of their neighbours and room. A node is central if all its edges come from its own rank.
+Source      Karypis & Kumar, SIAM J. Sci. Comput. 1998; Stanton & Kliot, KDD 2012 (linear greedy).
 Guarantee   Every node has one owner and no part is empty.
 Complexity  Linear in edges.
 Gaps        The greedy way cuts more edges than METIS; plans say which one was used.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tightrope.core import TightropeError
-from tightrope_ranks.graphs.data import NodeGraph
-from tightrope_ranks.values.graphs import Route
+from tightrope_ranks.values.graphs import Edges, NodeGraph, Part, Route
 
 MOST_RANKS = 256
 _SLACK = 1.03
-
-
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Edges into the nodes of one block, with weights.
-
-    Attributes:
-        source: row of each edge's start.
-        target: place in the block of each edge's end.
-        weight: of the sum over neighbours, float32.
-        first: row of the block's first node; its nodes are rows ``first`` to ``first + num - 1``.
-        num: nodes of the block.
-        rows: in front of the layer.
-    """
-
-    source: np.ndarray
-    target: np.ndarray
-    weight: np.ndarray
-    first: int
-    num: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one rank has.
-
-    Attributes:
-        rank: of it.
-        nodes: its nodes, central ones first; their places are their rows.
-        central: edges into central nodes; rows are its nodes.
-        marginal: edges into the others; rows are its nodes and then its halo.
-        sends: per other rank, rows that it needs.
-        receives: per other rank, how many rows come from there; the halo is in this order.
-        weights: per row of the halo, the sum of the squares of its edges' weights.
-    """
-
-    rank: int
-    nodes: np.ndarray
-    central: Edges
-    marginal: Edges
-    sends: tuple[np.ndarray, ...]
-    receives: tuple[int, ...]
-    weights: np.ndarray
 
 
 def divide(graph: NodeGraph, ranks: int, parts: Any = None) -> tuple[np.ndarray, str]:
@@ -82,7 +36,9 @@ def divide(graph: NodeGraph, ranks: int, parts: Any = None) -> tuple[np.ndarray,
     """
     num = graph.num_nodes
     if not 1 <= ranks <= min(MOST_RANKS, num):
-        raise TightropeError(f"{num} nodes cannot be divided over {ranks} ranks; from 1 to {min(MOST_RANKS, num)}.")
+        raise TightropeError(
+            f"{num} nodes cannot be divided over {ranks} ranks; from 1 to {min(MOST_RANKS, num)}."
+        )
     if parts is not None:
         owner = np.asarray(parts)
         if owner.shape != (num,) or owner.dtype.kind not in "iu" or owner.min() < 0 or owner.max() >= ranks:
@@ -93,7 +49,7 @@ def divide(graph: NodeGraph, ranks: int, parts: Any = None) -> tuple[np.ndarray,
     else:
         begin, near = _neighbours(graph)
         try:
-            import pymetis
+            import pymetis  # type: ignore[import-not-found,unused-ignore]
         except ImportError:
             owner, name = _greedy(begin, near, ranks), "greedy"
         else:
@@ -128,8 +84,8 @@ def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], mod
         graph: as divided.
         owner: of each node.
         routes: of `routes_of`.
-        model: gcn and gat have an edge from each node to itself; the weights of gcn are 1 / sqrt(d_i d_j), those of
-            the others 1 / d_j, with d = edges into a node.
+        model: gcn and gat have an edge from each node to itself; the weights of gcn are 1 / sqrt(d_i d_j),
+            those of the others 1 / d_j, with d = edges into a node.
     """
     num, ranks = graph.num_nodes, int(owner.max()) + 1
     source, target = graph.edges
@@ -176,7 +132,7 @@ def _block(source: np.ndarray, target: np.ndarray, weight: np.ndarray, *size: in
 
 
 def _neighbours(graph: NodeGraph) -> tuple[np.ndarray, np.ndarray]:
-    """List each node's neighbours in both directions, once, without itself: where they begin, and all of them."""
+    """Give where the neighbours of each node begin, and all of them: once, in both directions."""
     source, target = graph.edges
     apart = source != target
     both = np.concatenate([source[apart], target[apart]]), np.concatenate([target[apart], source[apart]])

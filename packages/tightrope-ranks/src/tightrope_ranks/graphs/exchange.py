@@ -5,9 +5,9 @@
     backward  marginal nodes | encode | put ===== on the way ===== wait | add
               .........................| central nodes ...........|
 
-Autograd runs what was recorded last first: the marginal nodes, whose gradients leave, then the central ones, and
-then what waits. A layer that reads its halo in the backward keeps it as floats, as it arrived, or not at all: then
-its owners send it again, by the same random numbers, and the same bits arrive.
+Autograd runs what was recorded last first: the marginal nodes, whose gradients leave, then the central ones,
+then what waits. A layer that reads its halo in the backward keeps it as floats, as it arrived, or not at all:
+then its owners send it again by the same random numbers, and the same bits arrive.
 """
 
 import time
@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from tightrope_ranks.compress.queue import MessageQueue, Ticket
-from tightrope_ranks.graphs.divide import Part
 from tightrope_ranks.graphs.layers import Block, GraphLayer
 from tightrope_ranks.graphs.rows import decode_rows, encode_rows, row_bytes
+from tightrope_ranks.values.graphs import Part
 
 Routed = Mapping[tuple[int, int], np.ndarray]
 """Per source and target of a route: bits of each row, uint8."""
@@ -76,12 +76,11 @@ class RowExchange:
         peak: most bytes that messages and halos took at once.
         sent: bytes that this rank sent.
         times: of messages that were not exact.
-        traced: per layer and direction, per route, the squared ranges of its rows, added up; empty = not traced.
+        traced: per layer and direction, per route, sums of squared ranges of its rows; empty = not traced.
+        inputs: own features and those of the halo, where they are kept.
     """
 
-    def __init__(
-        self, part: Part, holds: Sequence[Sequence[str]], queue: MessageQueue, seed: int
-    ) -> None:
+    def __init__(self, part: Part, holds: Sequence[Sequence[str]], queue: MessageQueue, seed: int) -> None:
         self.part, self.holds, self.queue, self.seed = part, holds, queue, seed
         self.widths: Mapping[Key, Routed] = {}
         self.blocks = Block(part.central), Block(part.marginal)
@@ -92,7 +91,7 @@ class RowExchange:
         self.traced: dict[Key, dict[tuple[int, int], torch.Tensor]] = {}
         self.inputs: torch.Tensor | None = None
         self._sends = [torch.from_numpy(np.ascontiguousarray(one)) for one in part.sends]
-        self._halo = torch.arange(sum(part.receives)).split(list(part.receives))
+        self._halo = torch.split(torch.arange(sum(part.receives)), list(part.receives))
         self._flying: dict[Key, _Flight] = {}
 
     def fetchers(self, layer: int) -> frozenset[int]:
@@ -125,15 +124,13 @@ class RowExchange:
     def send(self, key: Key, x: torch.Tensor, to: frozenset[int], *, again: bool = False) -> None:
         """Encode and send rows of ``x`` to ranks ``to``, or gradients of all of its halo to their owners."""
         x, me, columns = x.contiguous(), self.part.rank, x.shape[1]
-        rows = self._halo if key[1] else self._sends
-        leaving = self._listed(key, rows, out=True, to=to)
-        lists = self._listed(key, self._sends if key[1] else self._halo, out=False, to=to)
+        leaving, lists = self.lists(key, to, out=True), self.lists(key, to, out=False)
         sizes, comes = (
             [int(row_bytes(columns, bits).sum()) for _, bits in those] for those in (leaving, lists)
         )
         out, arriving = (torch.empty(sum(those), dtype=torch.uint8) for those in (sizes, comes))
         self.take(len(out) + len(arriving))
-        for peer, (wire, (which, bits)) in enumerate(zip(out.split(sizes), leaving, strict=True)):
+        for peer, (wire, (which, bits)) in enumerate(zip(torch.split(out, sizes), leaving, strict=True)):
             route = (peer, me) if key[1] else (me, peer)
             if len(which):
                 traced = None if self.exact or again else self.traced.get(key, {}).get(route)
@@ -147,7 +144,7 @@ class RowExchange:
             self.queue.wait(ticket)
 
     def receive(self, key: Key, into: torch.Tensor) -> torch.Tensor:
-        """Wait for a message, write its rows or add its gradients; give what came, which the caller gives back."""
+        """Wait for a message, write its rows or add its gradients; the caller gives back what came."""
         flight, now = self._flying.pop(key), time.perf_counter()
         self.queue.wait(flight.ticket)
         took = flight.ticket.end - flight.ticket.start
@@ -160,7 +157,7 @@ class RowExchange:
     def decode(self, wire: torch.Tensor, lists: _Lists, into: torch.Tensor, *, add: bool = False) -> None:
         """Write the rows of a message, or add them."""
         sizes = [int(row_bytes(into.shape[1], bits).sum()) for _, bits in lists]
-        for part, (which, bits) in zip(wire.split(sizes), lists, strict=True):
+        for part, (which, bits) in zip(torch.split(wire, sizes), lists, strict=True):
             if len(which):
                 decode_rows(part, which, bits, into, add=add)
 
@@ -170,10 +167,15 @@ class RowExchange:
             if (0, False) in self._flying:  # others have it sent again
                 self.take(-len(self.receive((0, False), x[:0])))
             return self.inputs
+        joined = self.room(x)
+        self.take(-len(self.receive((number, False), joined[len(x) :])))
+        return joined
+
+    def room(self, x: torch.Tensor) -> torch.Tensor:
+        """Give the own rows and room for the halo."""
         joined = x.new_empty(len(x) + sum(self.part.receives), x.shape[1])
         joined[: len(x)] = x
         self.take(self.halo_bytes(x))
-        self.take(-len(self.receive((number, False), joined[len(x) :])))
         return joined
 
     def take(self, size: int) -> None:
@@ -185,24 +187,17 @@ class RowExchange:
         """Bytes of the halo in front of a layer."""
         return sum(self.part.receives) * x.shape[1] * _FLOAT
 
-    def listed(self, number: int) -> _Lists:
-        """Give the places and widths of what arrives in front of a layer."""
-        return self._listed((number, False), self._halo, out=False, to=self.all)
-
-    def _listed(
-        self, key: Key, rows: Sequence[torch.Tensor], *, out: bool, to: frozenset[int]
-    ) -> _Lists:
-        lists, me = [], self.part.rank
-        for peer, those in enumerate(rows):
-            source, target = (me, peer) if out != key[1] else (peer, me)
-            if not len(those) or (not key[1] and target not in to):
-                lists.append((those[:0], np.zeros(0, np.uint8)))
+    def lists(self, key: Key, to: frozenset[int], *, out: bool) -> _Lists:
+        """Give per rank which rows leave or arrive, and their widths; rows go to ranks ``to`` alone."""
+        found, me = [], self.part.rank
+        for peer, rows in enumerate(self._sends if out != key[1] else self._halo):
+            route = (me, peer) if out != key[1] else (peer, me)
+            if not len(rows) or (not key[1] and route[1] not in to):
+                found.append((rows[:0], np.zeros(0, np.uint8)))
             else:
-                lists.append((those, self._bits(key, (source, target), len(those))))
-        return lists
-
-    def _bits(self, key: Key, route: tuple[int, int], num: int) -> np.ndarray:
-        return np.full(num, 32, np.uint8) if self.exact else self.widths[key][route]
+                bits = np.full(len(rows), 32, np.uint8) if self.exact else self.widths[key][route]
+                found.append((rows, bits))
+        return found
 
     def most(self, key: Key, columns: int, to: frozenset[int]) -> int:
         """Bytes of the rank that sends most: the others wait for it."""
@@ -214,8 +209,10 @@ class RowExchange:
         return max(sent.values())
 
     def _seed(self, key: Key, route: tuple[int, int]) -> int:
-        number = ((self.epoch * 64 + key[0]) * 2 + key[1]) * len(self.all) ** 2 + route[0] * len(self.all) + route[1]
-        return (self.seed * 0x9E3779B1 + number) & 0xFFFFFFFF
+        number = 0
+        for digit in (self.seed, self.epoch, *key, *route):
+            number = (number * 0x9E3779B1 + digit) & 0xFFFFFFFF
+        return number
 
 
 class _Start(torch.autograd.Function):
@@ -241,7 +238,7 @@ class _Join(torch.autograd.Function):
     """Wait for a halo; in the backward send its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, token: torch.Tensor, exchange: RowExchange, number: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, _: Any, exchange: RowExchange, number: int) -> torch.Tensor:
         ctx.exchange, ctx.number, ctx.rows = exchange, number, len(x)
         return exchange.join(number, x)
 
@@ -263,9 +260,7 @@ class _Held(torch.autograd.Function):
     """Compute marginal nodes, and once more in the backward from what is held of the halo."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, token: torch.Tensor, exchange: RowExchange, number: int, layer: Any, *_: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, _: Any, exchange: RowExchange, number: int, layer: Any, *__: Any) -> Any:
         ctx.exchange, ctx.number, ctx.layer, ctx.rows = exchange, number, layer, len(x)
         ctx.save_for_backward(x)
         ctx.hold = exchange.holds[exchange.part.rank][number]
@@ -273,16 +268,14 @@ class _Held(torch.autograd.Function):
         size = exchange.halo_bytes(x)
         ctx.held = None
         if ctx.hold == "packed":
-            joined = x.new_empty(len(x) + sum(exchange.part.receives), x.shape[1])
-            joined[: len(x)] = x
-            exchange.take(size)
+            joined = exchange.room(x)
             ctx.held = exchange.receive((number, False), joined[len(x) :])
         else:
             joined = exchange.join(number, x)
         if ctx.hold == "kept" and not resident:
             ctx.held = joined[len(x) :].clone()
             exchange.take(size)
-        out: torch.Tensor = layer(joined, exchange.blocks[1])
+        out = layer(joined, exchange.blocks[1])
         if not resident:
             exchange.take(-size)
         return out
@@ -305,19 +298,18 @@ class _Held(torch.autograd.Function):
 
 
 def _held_again(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-    exchange, number = ctx.exchange, ctx.number
+    exchange: RowExchange = ctx.exchange
+    number: int = ctx.number
     fetchers = exchange.fetchers(number)
     if fetchers:
         exchange.send((number, False), x, fetchers, again=True)
     if ctx.hold == "fetched" or (number == 0 and exchange.inputs is not None):
-        return exchange.join(number, x)  # type: ignore[no-any-return]
+        return exchange.join(number, x)
     if fetchers:
         exchange.take(-len(exchange.receive((number, False), x[:0])))
-    joined = x.new_empty(len(x) + sum(exchange.part.receives), x.shape[1])
-    joined[: len(x)] = x
-    exchange.take(exchange.halo_bytes(x))
+    joined = exchange.room(x)
     if ctx.hold == "packed":
-        exchange.decode(ctx.held, exchange.listed(number), joined[len(x) :])
+        exchange.decode(ctx.held, exchange.lists((number, False), exchange.all, out=False), joined[len(x) :])
     else:
         joined[len(x) :] = ctx.held
     exchange.take(-ctx.held.numel() * ctx.held.element_size())

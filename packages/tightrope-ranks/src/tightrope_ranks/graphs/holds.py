@@ -1,105 +1,128 @@
 """Choose what becomes of halos until the backward, under bytes per rank.
 
-Idea        A layer that reads its halo again keeps it as floats, keeps the bytes that arrived, or has them sent again.
-            Rows of the input are kept over all epochs or sent in each. Every choice is played, event by event.
-Source      Mostafa, Sequential Aggregation and Rematerialization, MLSys 2022 (SAR), for the halo that is sent again.
-Guarantee   The cheapest choice within the limit by the prices of `price`; the smallest limit that is named works.
-            The forecast is the peak of `RowExchange` in every epoch with these widths.
+Idea        A layer that reads its halo again keeps it as floats, keeps the bytes that arrived, or has them
+            sent again. Rows of the input are kept, or sent in each epoch. Every choice is played, event by
+            event.
+Source      Mostafa, Sequential Aggregation and Rematerialization, MLSys 2022 (SAR): halos that are sent
+            again.
+Guarantee   The cheapest choice within the limit by `price`. The smallest limit that is named works. The
+            forecast is the peak of `RowExchange` with these widths.
 Complexity  3^layers choices a rank.
 Gaps        Ranks choose one by one: each leaves room to send its rows to all others again.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Any
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope_ranks.graphs.rows import row_bytes
 from tightrope_ranks.values.graphs import Route
 
-Sizes = Mapping[tuple[int, bool], Sequence[Bytes]]
-"""Per layer and direction: bytes of each route's message."""
-_DECODE = 4e-10
-_WIRE = 8e-9
-_FLOAT = 4
+_DECODE, _WIRE, _FLOAT = 4e-10, 8e-9, 4
 
 
-def peak(
-    rank: int, columns: Sequence[int], reads: bool, routes: Sequence[Route], sizes: Sizes, holds: Sequence[Sequence[str]]
-) -> Bytes:
-    """Play an epoch and an evaluation of one rank; give the most bytes that messages and halos take at once."""
-    of = [k for k, route in enumerate(routes) if route.source == rank]
-    to = [k for k, route in enumerate(routes) if route.target == rank]
-    num = sum(len(routes[k].rows) for k in to)
-    live, events = 0, [0]
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What travels.
 
-    def leaving(layer: int, fetched: bool, exact: bool = False) -> Bytes:
-        those = [k for k in of if not fetched or holds[routes[k].target][layer] == "fetched"]
-        return sum(len(routes[k].rows) * columns[layer] * _FLOAT if exact else sizes[layer, False][k] for k in those)
+    Attributes:
+        columns: of rows in front of each layer.
+        reads: whether layers read their halo in the backward.
+        routes: of the plan.
+        sizes: per layer and direction, bytes of each route's message.
+    """
 
-    mine = holds[rank]
-    keeps = mine[0] != "fetched"
-    kept = sum(len(routes[k].rows) for k in of if holds[routes[k].target][0] != "fetched")
-    rows = [num * width * _FLOAT for width in columns]
-    events.append(kept * columns[0] * _FLOAT + 2 * rows[0] * keeps)
-    live = rows[0] * keeps
-    for layer in range(len(columns)):
-        resident = layer == 0 and keeps
-        events.append(rows[0] * keeps + leaving(layer, layer == 0, True) + 2 * rows[layer] * (not resident))
-        arriving = 0 if resident else sum(sizes[layer, False][k] for k in to)
-        events.append(live + leaving(layer, layer == 0) + arriving + rows[layer] * (not resident))
-        if mine[layer] == "kept" and not resident:
+    columns: Sequence[int]
+    reads: bool
+    routes: Sequence[Route]
+    sizes: Mapping[tuple[int, bool], Sequence[Bytes]]
+
+    def of(self, rank: int) -> list[int]:
+        """List the routes from a rank."""
+        return [k for k, route in enumerate(self.routes) if route.source == rank]
+
+    def to(self, rank: int) -> list[int]:
+        """List the routes to a rank."""
+        return [k for k, route in enumerate(self.routes) if route.target == rank]
+
+    def floats(self, layer: int, routes: Sequence[int]) -> Bytes:
+        """Add up the bytes of rows as floats."""
+        return sum(len(self.routes[k].rows) for k in routes) * self.columns[layer] * _FLOAT
+
+
+def traffic(
+    columns: Sequence[int], reads: bool, routes: Sequence[Route], widths: Mapping[tuple[int, bool], Any]
+) -> Traffic:
+    """Add up the bytes of each message."""
+    sizes = {
+        key: [int(row_bytes(columns[key[0]], bits).sum()) for bits in those] for key, those in widths.items()
+    }
+    return Traffic(columns, reads, routes, sizes)
+
+
+def peak(all_: Traffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
+    """Play the start, an evaluation and an epoch of one rank; give its most bytes."""
+    of, to, mine = all_.of(rank), all_.to(rank), holds[rank]
+    layers = range(len(all_.columns))
+    rows = [all_.floats(layer, to) for layer in layers]
+    live = first = rows[0] * (mine[0] != "fetched")
+    kept = [k for k in of if holds[all_.routes[k].target][0] != "fetched"]
+    events = [all_.floats(0, kept) + 2 * first]
+    for layer in layers:
+        fetched = [k for k in of if holds[all_.routes[k].target][layer] == "fetched"]
+        leaving = of if layer else fetched
+        comes = layer > 0 or not first
+        arriving = sum(all_.sizes[layer, False][k] for k in to) * comes
+        events.append(first + all_.floats(layer, leaving) + 2 * rows[layer] * comes)
+        events.append(
+            live + sum(all_.sizes[layer, False][k] for k in leaving) + arriving + rows[layer] * comes
+        )
+        if mine[layer] == "kept" and comes:
             events.append(live + 2 * rows[layer])
             live += rows[layer]
         live += arriving * (mine[layer] == "packed")
-    for layer in reversed(range(len(columns))):
-        resident = layer == 0 and keeps
-        arriving = sum(sizes[layer, False][k] for k in to)
-        again = leaving(layer, True) if reads else 0
-        if mine[layer] == "fetched" and reads:
-            events.append(live + again + arriving + rows[layer])
-        else:
-            events.append(live + again)
-        if mine[layer] == "packed" or (mine[layer] == "kept" and not resident):
-            held = arriving if mine[layer] == "packed" else rows[layer]
+    for layer in reversed(layers):
+        fetched = [k for k in of if holds[all_.routes[k].target][layer] == "fetched"]
+        arriving = sum(all_.sizes[layer, False][k] for k in to)
+        if all_.reads:
+            again = sum(all_.sizes[layer, False][k] for k in fetched)
+            events.append(live + again + (arriving + rows[layer]) * (mine[layer] == "fetched"))
+        if layer and mine[layer] in ("kept", "packed"):
             events.append(live + rows[layer])
-            live -= held
+            live -= arriving if mine[layer] == "packed" else rows[layer]
         if layer:
-            back = sum(sizes[layer, True][k] for k in (*of, *to))
-            events.append(live + (2 if reads else 1) * rows[layer] + back)
+            back = sum(all_.sizes[layer, True][k] for k in (*of, *to))
+            events.append(live + (2 if all_.reads else 1) * rows[layer] + back)
     return max(events)
 
 
-def choose_holds(
-    columns: Sequence[int], reads: bool, routes: Sequence[Route], sizes: Sizes, ranks: int, limit: Bytes | None
-) -> tuple[tuple[str, ...], ...]:
+def choose_holds(all_: Traffic, ranks: int, limit: Bytes | None) -> tuple[tuple[str, ...], ...]:
     """Choose per rank and layer.
 
     Args:
-        columns: in front of each layer.
-        reads: whether layers read their halo in the backward.
-        routes: of the plan.
-        sizes: of messages, the largest that will be used.
+        all_: what travels, with the largest sizes that will be used.
         ranks: how many.
         limit: bytes of a rank; None = any.
 
     Raises:
         InfeasibleError: the limit cannot be held; names one that can.
     """
-    first, others = ("kept", "fetched"), ("kept", "packed", "fetched") if reads else ("none",)
-    everyone = [("fetched",) * len(columns)] * ranks
+    others = ("kept", "packed", "fetched") if all_.reads else ("none",)
+    everyone = [("fetched",) * len(all_.columns)] * ranks
     chosen, smallest = [], 0
     for rank in range(ranks):
         priced = []
-        for holds in itertools.product(first, *[others] * (len(columns) - 1)):
-            all_ = [holds if other == rank else everyone[other] for other in range(ranks)]
-            size = peak(rank, columns, reads, routes, sizes, all_)
-            priced.append((price(rank, columns, reads, routes, sizes, holds), size, holds))
-        least = min(size for _, size, _ in priced)
-        smallest = max(smallest, least)
-        within = [one for one in priced if limit is None or one[1] <= limit]
-        chosen.append(min(within)[2] if within else ())
+        for holds in itertools.product(("kept", "fetched"), *[others] * (len(all_.columns) - 1)):
+            size = peak(all_, rank, [*everyone[:rank], holds, *everyone[rank + 1 :]])
+            start = (
+                2 * all_.floats(0, all_.to(rank)) * (holds[0] == "kept")
+            )  # where all others keep the input
+            size = max(size, start + all_.floats(0, all_.of(rank)))
+            priced.append((price(all_, rank, holds), size, holds))
+        smallest = max(smallest, min(size for _, size, _ in priced))
+        chosen.append(min((one for one in priced if limit is None or one[1] <= limit), default=(0, 0, ()))[2])
     if limit is not None and limit < smallest:
         raise InfeasibleError(
             f"messages and halos cannot be held to {format_bytes(limit)} per rank. "
@@ -109,20 +132,12 @@ def choose_holds(
     return tuple(chosen)
 
 
-def price(
-    rank: int, columns: Sequence[int], reads: bool, routes: Sequence[Route], sizes: Sizes, holds: Sequence[str]
-) -> float:
-    """Give the seconds that a choice adds to an epoch, at 1 Gbit/s and the decoder's pace here."""
-    to = [k for k, route in enumerate(routes) if route.target == rank]
-    num, seconds = sum(len(routes[k].rows) for k in to), 0.0
+def price(all_: Traffic, rank: int, holds: Sequence[str]) -> float:
+    """Give the seconds that a choice adds to an epoch, at 1 Gbit/s and the decoder's pace."""
+    seconds = 0.0
     for layer, hold in enumerate(holds):
-        decoded = num * columns[layer] * _FLOAT * _DECODE
-        sent = sum(sizes[layer, False][k] for k in to) * _WIRE + decoded
-        times = (layer == 0) + reads  # forward of the input, and where the backward reads it
+        decoded = all_.floats(layer, all_.to(rank)) * _DECODE
+        sent = sum(all_.sizes[layer, False][k] for k in all_.to(rank)) * _WIRE + decoded
+        times = (layer == 0) + all_.reads  # forward of the input, and where the backward reads it
         seconds += sent * times if hold == "fetched" else decoded * (hold == "packed")
     return seconds
-
-
-def message_sizes(columns: Sequence[int], widths: Mapping[tuple[int, bool], Sequence[np.ndarray]]) -> Sizes:
-    """Add up the bytes of each message."""
-    return {key: [int(row_bytes(columns[key[0]], bits).sum()) for bits in those] for key, those in widths.items()}

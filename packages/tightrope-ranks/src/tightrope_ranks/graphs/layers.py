@@ -1,12 +1,13 @@
 """Layers of graphs whose sums over neighbours take rows of this rank and of others.
 
-Source      Kipf & Welling, ICLR 2017 (GCN); Hamilton et al., NeurIPS 2017 (GraphSAGE); Velickovic et al., ICLR 2018
-            (GAT).
-Guarantee   A layer gives for a block of nodes what it gives for the whole graph: other nodes' outputs are not read.
+Source      Kipf & Welling, ICLR 2017 (GCN); Hamilton et al., NeurIPS 2017 (GraphSAGE); Velickovic et al.,
+            ICLR 2018 (GAT).
+Guarantee   A layer gives for a block of nodes what it gives for the whole graph.
 Gaps        Attention takes memory for each edge and head.
 """
 
 import warnings
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tightrope.core import TightropeError
-from tightrope_ranks.graphs.divide import Edges
+from tightrope_ranks.values.graphs import Edges
 
 
 class Block:
@@ -83,7 +83,7 @@ class GraphConvolution(GraphLayer):
         self.linear = nn.Linear(columns, out)
 
     def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
-        """Compute the nodes of a block."""
+        """See `GraphLayer`."""
         return self.linear(block.sums(rows))  # type: ignore[no-any-return]
 
 
@@ -95,7 +95,7 @@ class GraphSage(GraphLayer):
         self.own, self.others = nn.Linear(columns, out), nn.Linear(columns, out, bias=False)
 
     def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
-        """Compute the nodes of a block."""
+        """See `GraphLayer`."""
         return self.own(rows[block.own]) + self.others(block.sums(rows))  # type: ignore[no-any-return]
 
 
@@ -115,12 +115,14 @@ class GraphAttention(GraphLayer):
         self.heads = heads if out % heads == 0 else 1
         self.linear = nn.Linear(columns, out, bias=False)
         self.bias = nn.Parameter(torch.zeros(out))
-        self.source, self.target = (nn.Parameter(torch.empty(self.heads, out // self.heads)) for _ in range(2))
+        self.source, self.target = (
+            nn.Parameter(torch.empty(self.heads, out // self.heads)) for _ in range(2)
+        )
         nn.init.xavier_uniform_(self.source)
         nn.init.xavier_uniform_(self.target)
 
     def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
-        """Compute the nodes of a block."""
+        """See `GraphLayer`."""
         values = self.linear(rows).view(len(rows), self.heads, -1)
         scores = (values * self.source).sum(-1)[block.source]
         scores = scores + (values[block.own] * self.target).sum(-1)[block.target]
@@ -133,7 +135,7 @@ class GraphAttention(GraphLayer):
         share = (powers / total[block.target]).unsqueeze(-1)
         sums = values.new_zeros(block.num, *values.shape[1:])
         sums = sums.index_add(0, block.target, share * values[block.source])
-        return sums.flatten(1) + self.bias
+        return torch.flatten(sums, 1) + self.bias
 
 
 MODELS = {"gcn": GraphConvolution, "sage": GraphSage, "gat": GraphAttention}
@@ -146,12 +148,7 @@ def build(model: str, columns: tuple[int, ...], seed: int) -> nn.ModuleList:
         model: gcn, sage or gat.
         columns: of the input, behind each layer, and so of the classes.
         seed: of the parameters.
-
-    Raises:
-        TightropeError: there is no such model.
     """
-    if model not in MODELS:
-        raise TightropeError(f"there is no model {model!r}; there are {', '.join(MODELS)}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.ModuleList(MODELS[model](a, b) for a, b in zip(columns, columns[1:], strict=False))
+        return nn.ModuleList(MODELS[model](a, b) for a, b in pairwise(columns))

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace as changed
 
 from tightrope.core import Bytes, TightropeError
 from tightrope_ranks.compress.queue import Link
-from tightrope_ranks.graphs.data import NodeGraph, read_graph
+from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import divide, routes_of
-from tightrope_ranks.graphs.holds import choose_holds, message_sizes, peak
+from tightrope_ranks.graphs.holds import choose_holds, peak, traffic
 from tightrope_ranks.graphs.rows import WIDTHS
-from tightrope_ranks.graphs.widths import WidthProblem, choose_widths
-from tightrope_ranks.values.graphs import GraphPlan, Route, RowMessage
+from tightrope_ranks.graphs.widths import choose_widths
+from tightrope_ranks.values.graphs import GraphPlan, NodeGraph, Route, RowMessage, WidthProblem
 
 READS: Final = {"gcn": False, "sage": False, "gat": True}
 """The models, and whether their backward reads the halo."""
@@ -65,7 +66,13 @@ def check_options(options: GraphOptions) -> None:
         raise TightropeError(f"there is no model {options.model!r}; there are {', '.join(READS)}.")
     if options.bits not in (None, *WIDTHS):
         raise TightropeError(f"bits is {options.bits!r}; rows have 2, 4, 8 or 32 bits, or None for a choice.")
-    for name, most in (("hidden", 65536), ("layers", _MOST_LAYERS), ("epochs", 10**6), ("group", 10**9), ("every", 10**6)):
+    for name, most in (
+        ("hidden", 65536),
+        ("layers", _MOST_LAYERS),
+        ("epochs", 10**6),
+        ("group", 10**9),
+        ("every", 10**6),
+    ):
         value = getattr(options, name)
         if type(value) is not int or not 1 <= value <= most:
             raise TightropeError(f"{name} is {value!r}; it must be a whole number from 1 to {most}.")
@@ -109,16 +116,10 @@ def plan(graph: Any, ranks: int, options: GraphOptions | None = None, *, parts: 
     columns = columns_of(graph, options)[:-1]
     reads = READS[options.model]
     widths = uniform(routes, len(columns), options.bits or WARM)
-    sizes = message_sizes(columns, widths)
-    holds = choose_holds(columns, reads, routes, sizes, ranks, options.limit)
-    return complete(
-        GraphPlan(
-            ranks, divided_by, tuple(owner.tolist()), columns, (reads,) * len(columns), routes, (), holds, (), (),
-            options.limit,
-        ),
-        widths,
-        options.link,
-    )  # fmt: skip
+    holds = choose_holds(traffic(columns, reads, routes, widths), ranks, options.limit)
+    held = (reads,) * len(columns)
+    draft = GraphPlan(ranks, divided_by, tuple(owner.tolist()), columns, held, routes, (), holds, (), ())
+    return complete(changed(draft, limit=options.limit), widths, options.link)
 
 
 def columns_of(graph: NodeGraph, options: GraphOptions) -> tuple[int, ...]:
@@ -136,31 +137,39 @@ def uniform(routes: Sequence[Route], layers: int, bits: int) -> Keyed:
     }
 
 
-def complete(draft: GraphPlan, widths: Keyed, link: Link | None = None, bound: tuple[float, float] = (0, 0)) -> GraphPlan:
+def complete(
+    draft: GraphPlan, widths: Keyed, link: Link | None = None, bound: tuple[float, float] = (0, 0)
+) -> GraphPlan:
     """Give a plan its messages and what follows from them."""
-    sizes = message_sizes(draft.columns, widths)
+    all_ = traffic(draft.columns, draft.held[0], draft.routes, widths)
     holds, reads = draft.holds, draft.held[0]
     sent, seconds, messages = [0] * draft.ranks, 0.0, []
-    for (layer, backward), those in sizes.items():
+    for (layer, backward), those in all_.sizes.items():
         wire = [0] * draft.ranks
         for number, (route, size) in enumerate(zip(draft.routes, those, strict=True)):
             again = not backward and holds[route.target][layer] == "fetched"
             times = (layer > 0 or again) + (again and reads)
             if times:
-                messages.append(RowMessage(layer, backward, number, widths[layer, backward][number].tobytes(), size))
+                messages.append(
+                    RowMessage(layer, backward, number, widths[layer, backward][number].tobytes(), size)
+                )
             wire[route.target if backward else route.source] += size * times
         sent = [a + b for a, b in zip(sent, wire, strict=True)]
         if link is not None and any(wire):
             seconds += link.latency + (max(wire) / link.rate if link.rate else 0.0)
-    peaks = tuple(peak(rank, draft.columns, reads, draft.routes, sizes, holds) for rank in range(draft.ranks))
-    return GraphPlan(
-        draft.ranks, draft.divided_by, draft.owner, draft.columns, draft.held, draft.routes, tuple(messages), holds,
-        peaks, tuple(sent), draft.limit, seconds, bound,
-    )  # fmt: skip
+    peaks = tuple(peak(all_, rank, holds) for rank in range(draft.ranks))
+    return changed(
+        draft, messages=tuple(messages), peaks=peaks, sent=tuple(sent), seconds=seconds, bound=bound
+    )
 
 
 def rechoose(
-    routes: Sequence[Route], columns: Sequence[int], beta: Keyed, link: Link, ranks: int, options: GraphOptions
+    routes: Sequence[Route],
+    columns: Sequence[int],
+    beta: Keyed,
+    link: Link,
+    ranks: int,
+    options: GraphOptions,
 ) -> tuple[Keyed, tuple[float, float]]:
     """Choose the widths of all rows, one layer and direction after another.
 
@@ -184,10 +193,15 @@ def rechoose(
         ]
         links = [routes[number].target if backward else routes[number].source for number, _ in groups]
         problem = WidthProblem(
-            np.array([those[number][rows].sum() for number, rows in groups]), np.array([len(rows) for _, rows in groups]),
-            columns[layer], np.array(links), np.zeros(ranks, np.int64), np.full(ranks, link.latency),
-            np.full(ranks, 1 / link.rate if link.rate else 1e-9), options.weight,
-        )  # fmt: skip
+            beta=np.array([those[number][rows].sum() for number, rows in groups]),
+            rows=np.array([len(rows) for _, rows in groups]),
+            columns=columns[layer],
+            link=np.array(links),
+            round=np.zeros(ranks, np.int64),
+            latency=np.full(ranks, link.latency),
+            pace=np.full(ranks, 1 / link.rate if link.rate else 1e-9),
+            weight=options.weight,
+        )
         choice = choose_widths(problem)
         bits = [np.empty(len(values), np.uint8) for values in those]
         for (number, rows), width in zip(groups, choice.bits, strict=True):

@@ -17,12 +17,12 @@ from torch import nn
 from tightrope.core import Bytes, TightropeError
 from tightrope_ranks.compress.queue import Link, MessageQueue
 from tightrope_ranks.graphs.data import read_graph
-from tightrope_ranks.graphs.divide import Part, parts_of
-from tightrope_ranks.graphs.exchange import RowExchange
-from tightrope_ranks.graphs.layers import build
+from tightrope_ranks.graphs.divide import parts_of
+from tightrope_ranks.graphs.exchange import MessageTime, RowExchange
+from tightrope_ranks.graphs.layers import GraphLayer, build
 from tightrope_ranks.graphs.planning import WARM, GraphOptions, columns_of, complete, plan, rechoose, uniform
 from tightrope_ranks.pipeline.launch import run_ranks
-from tightrope_ranks.values.graphs import GraphPlan
+from tightrope_ranks.values.graphs import GraphPlan, Part
 
 _WARM_EPOCHS: Final = 3
 _MESSAGE_SECONDS: Final = 60.0
@@ -35,8 +35,8 @@ class GraphJob:
     part: Part
     features: np.ndarray
     labels: np.ndarray
-    masks: tuple[np.ndarray, np.ndarray, np.ndarray]
-    counts: tuple[int, int, int]
+    masks: tuple[np.ndarray, ...]
+    counts: tuple[int, ...]
     columns: tuple[int, ...]
     plan: GraphPlan
     options: GraphOptions
@@ -50,7 +50,7 @@ class GraphRun:
         losses: of each epoch.
         accuracy: of the nodes of each mask that has some; rows are sent as floats for it.
         seconds: of each epoch.
-        forecast: seconds of an epoch with the first chosen widths, from the epochs before; None = none were chosen.
+        forecast: seconds of an epoch with the first widths that were chosen; None = none were.
         sent: bytes that each rank sent for rows and gradients in the last epoch.
         peaks: most bytes that messages and halos of each rank took, counted.
         plan: of the last epoch.
@@ -70,13 +70,18 @@ class GraphRun:
 
 
 def train(
-    graph: Any, ranks: int = 2, options: GraphOptions | None = None, *, parts: Any = None, seconds: float = 3600.0
+    graph: Any,
+    ranks: int = 2,
+    options: GraphOptions | None = None,
+    *,
+    parts: Any = None,
+    seconds: float = 3600.0,
 ) -> GraphRun:
     """Train on a whole graph over ranks of this host.
 
     Args:
-        graph: has ``edge_index`` (2, E), ``x`` (N, D), ``y`` (N,), ``train_mask`` (N,), and perhaps ``val_mask`` and
-            ``test_mask``, as `torch_geometric.data.Data` has.
+        graph: has ``edge_index`` (2, E), ``x`` (N, D), ``y`` (N,), ``train_mask`` (N,), and perhaps
+            ``val_mask`` and ``test_mask``, as `torch_geometric.data.Data` has.
         ranks: processes.
         options: of the model and its messages.
         parts: rank of each node; None = METIS or greedily.
@@ -115,13 +120,12 @@ def jobs_of(graph: Any, ranks: int, options: GraphOptions, parts: Any = None) ->
     data = read_graph(graph)
     made = plan(data, ranks, options, parts=parts)
     masks = data.train, data.validate, data.test
-    return [
-        GraphJob(
-            part, data.features[part.nodes], data.labels[part.nodes], tuple(mask[part.nodes] for mask in masks),
-            tuple(int(mask.sum()) for mask in masks), columns_of(data, options), made, options,
-        )
-        for part in parts_of(data, np.array(made.owner), made.routes, options.model)
-    ]  # fmt: skip
+    counts = tuple(int(mask.sum()) for mask in masks)
+    jobs = []
+    for part in parts_of(data, np.array(made.owner), made.routes, options.model):
+        own = data.features[part.nodes], data.labels[part.nodes], tuple(mask[part.nodes] for mask in masks)
+        jobs.append(GraphJob(part, *own, counts, columns_of(data, options), made, options))
+    return jobs
 
 
 def _work(rank: int, _: int, folder: str) -> tuple[dict[str, Any], Bytes, Bytes]:
@@ -150,45 +154,66 @@ class GraphTrainer:
         self.train = torch.from_numpy(np.flatnonzero(job.masks[0]))
         self.pairs = [(route.source, route.target) for route in job.plan.routes]
         self.widths = uniform(job.plan.routes, job.options.layers, job.options.bits or WARM)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self.profile: list[tuple[float, list[MessageTime]]] = []
+        self.forecast: float | None = None
+        self.sent = 0
         self._use()
         self.exchange.prepare(self.features)
 
     def run(self) -> tuple[dict[str, Any], Bytes, Bytes]:
         """Train all epochs; give what `GraphRun` tells, and the bytes of this rank."""
-        losses, seconds, profile, forecast, gradients = [], [], [], None, {}
-        for epoch in range(self.options.epochs):
-            if self.options.bits is None and epoch >= _WARM_EPOCHS and (epoch - _WARM_EPOCHS) % self.options.every == 0:
-                forecast = self._choose(forecast, profile)
-            self.exchange.epoch, self.exchange.times, before = epoch, [], self.exchange.sent
-            start = time.perf_counter()
-            losses.append(self.step())
-            seconds.append(time.perf_counter() - start)
-            profile.append((seconds[-1], self.exchange.times))
-            if not epoch:
-                gradients = {name: one.grad.clone() for name, one in self.layers.named_parameters()}
-            self.optimizer.step()
-            sent = self.exchange.sent - before
+        for _ in range(self.options.epochs):
+            self.epoch()
+        return self.result()
+
+    def epoch(self) -> None:
+        """Train one epoch; choose widths first where it is time."""
+        number, options = len(self.losses), self.options
+        if options.bits is None and number >= _WARM_EPOCHS and (number - _WARM_EPOCHS) % options.every == 0:
+            self._choose()
+        self.exchange.epoch, self.exchange.times, before = number, [], self.exchange.sent
+        start = time.perf_counter()
+        self.losses.append(self.step())
+        self.optimizer.step()
+        self.seconds.append(time.perf_counter() - start)
+        self.sent = self.exchange.sent - before
+        self.profile = [*self.profile[-_WARM_EPOCHS + 2 :], (self.seconds[-1], self.exchange.times)]
+        if not number:
+            self.gradients = {name: one.grad for name, one in self.layers.named_parameters()}
+
+    def result(self) -> tuple[dict[str, Any], Bytes, Bytes]:
+        """Measure accuracies and end; give what `GraphRun` tells, and the bytes of this rank."""
         told = {
-            "losses": tuple(losses), "accuracy": self.accuracy(), "seconds": tuple(seconds), "forecast": forecast,
-            "plan": self.plan, "gradients": gradients, "state": self.layers.state_dict(),
-        }  # fmt: skip
+            "losses": tuple(self.losses),
+            "accuracy": self.accuracy(),
+            "seconds": tuple(self.seconds),
+            "forecast": self.forecast,
+            "plan": self.plan,
+            "gradients": self.gradients,
+            "state": self.layers.state_dict(),
+        }
         self.queue.close()
-        return told, sent, self.exchange.peak
+        return told, self.sent, self.exchange.peak
 
     def step(self) -> float:
         """Compute loss and gradients of all ranks together."""
         self.optimizer.zero_grad()
         outputs = self.outputs()
         loss = nn.functional.cross_entropy(outputs[self.train], self.labels[self.train], reduction="sum")
-        (loss / self.job.counts[0]).backward()
-        grads = [one.grad for one in self.layers.parameters()]
+        (loss / self.job.counts[0]).backward()  # type: ignore[no-untyped-call]
+        grads = [one.grad for one in self.layers.parameters() if one.grad is not None]
         flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None] / self.job.counts[0]])
         self.together(lambda: dist.all_reduce(flat), "gradients of the parameters", 4 * len(flat))
-        for grad, total in zip(grads, flat[:-1].split([one.numel() for one in grads]), strict=True):
-            grad.copy_(total.view_as(grad))
+        at = 0
+        for grad in grads:
+            grad.copy_(flat[at : at + grad.numel()].view_as(grad))
+            at += grad.numel()
         if not torch.isfinite(flat).all():
             raise TightropeError(
-                f"the loss or a gradient of epoch {self.exchange.epoch} is not finite. Scale the features, or lower rate."
+                f"the loss or a gradient of epoch {self.exchange.epoch} is not finite. "
+                "Scale the features, or lower rate."
             )
         return float(flat[-1])
 
@@ -196,6 +221,7 @@ class GraphTrainer:
         """Compute the scores of this rank's nodes."""
         x = self.features
         for number, layer in enumerate(self.layers):
+            assert isinstance(layer, GraphLayer)
             x = self.exchange.through(number, layer, torch.relu(x) if number else x)
         return x
 
@@ -208,7 +234,9 @@ class GraphTrainer:
         hits = torch.stack([right[torch.from_numpy(mask)].sum() for mask in self.job.masks])
         self.together(lambda: dist.all_reduce(hits), "accuracies", hits.nbytes)
         names = "train", "validate", "test"
-        return {n: int(hit) / count for n, hit, count in zip(names, hits, self.job.counts, strict=True) if count}
+        return {
+            n: int(hit) / count for n, hit, count in zip(names, hits, self.job.counts, strict=True) if count
+        }
 
     def together(self, collective: Any, what: str, size: Bytes) -> None:
         """Run a collective in its turn of the queue."""
@@ -221,19 +249,24 @@ class GraphTrainer:
         if self.options.bits is None:
             me = self.job.part.rank
             self.exchange.traced = {
-                (layer, backward): {pair: torch.zeros(len(bits)) for pair, bits in those.items() if pair[backward] == me}
+                (layer, backward): {
+                    pair: torch.zeros(len(bits)) for pair, bits in those.items() if pair[backward] == me
+                }
                 for (layer, backward), those in self.exchange.widths.items()
             }
 
-    def _choose(self, forecast: float | None, profile: list[Any]) -> float | None:
+    def _choose(self) -> None:
         """Choose widths on rank 0 from the ranges of all ranks, and use them on every rank."""
-        seen = {key: {pair: one.numpy() for pair, one in those.items()} for key, those in self.exchange.traced.items()}
+        seen = {
+            key: {pair: one.numpy() for pair, one in those.items()}
+            for key, those in self.exchange.traced.items()
+        }
         weights = np.split(self.job.part.weights, np.cumsum(self.job.part.receives)[:-1])
         gathered: list[Any] = [None] * self.plan.ranks
         self.together(lambda: dist.all_gather_object(gathered, (seen, weights)), "ranges", 0)
         answer: list[Any] = [None]
         if self.job.part.rank == 0:
-            link = self.options.link or _measured(profile)
+            link = self.options.link or _measured(self.profile)
             beta = {
                 (layer, backward): [
                     gathered[pair[backward]][0][layer, backward][pair].astype(np.float64)
@@ -243,28 +276,33 @@ class GraphTrainer:
                 for layer, backward in self.widths
                 if layer or self.exchange.fetchers(0)
             }  # fmt: skip
-            answer = [(*rechoose(self.plan.routes, self.plan.columns, beta, link, self.plan.ranks, self.options), link)]
+            answer = [
+                (
+                    *rechoose(self.plan.routes, self.plan.columns, beta, link, self.plan.ranks, self.options),
+                    link,
+                )
+            ]
         self.together(lambda: dist.broadcast_object_list(answer, 0), "widths", 0)
         chosen, bound, link = answer[0]
         self.widths.update(chosen)
         self._use()
         self.plan = complete(self.plan, self.widths, link, bound)
-        return self._forecast(profile, link) if forecast is None else forecast
+        self.forecast = self.forecast or self._forecast(link)
 
-    def _forecast(self, profile: list[Any], link: Link) -> float:
+    def _forecast(self, link: Link) -> float:
         """Take the waits of the epochs before out of their seconds, and put those of the new widths in."""
         forecasts = []
-        for seconds, times in profile[1:]:
+        for seconds, times in self.profile:
             for one in times:
                 to = self.exchange.all if one.key[0] else self.exchange.fetchers(0)
                 size = self.exchange.most(one.key, self.plan.columns[one.key[0]], to)
                 new = link.latency + (size / link.rate if link.rate else 0.0)
                 seconds += max(0.0, new - one.window) - max(0.0, one.seconds - one.window)
             forecasts.append(seconds)
-        return median(forecasts)
+        return float(median(forecasts))
 
 
-def _measured(profile: list[Any]) -> Link:
+def _measured(profile: list[tuple[float, list[MessageTime]]]) -> Link:
     """Take the rate of the link from messages that were sent."""
-    paces = [one.seconds / one.sent for _, times in profile[1:] for one in times if one.sent]
+    paces = [one.seconds / one.sent for _, times in profile for one in times if one.sent]
     return Link(rate=1 / median(paces)) if paces else Link()

@@ -1,77 +1,24 @@
 """Choose how many bits the rows of each message get: error against time.
 
-Idea        A round of messages ends when its slowest link is through. For a time of the round, each link takes the
-            steps to more bits that lower the error most per byte, as far as they fit. The best time of the round is
-            found among all times at which a step just fits; steps that are smaller fill what is left.
-Source      The problem: Wan et al., MLSys 2023 (AdaQP). Steps on the convex hull: Sinha & Zoltners, Operations
-            Research 1979 (multiple-choice knapsack).
-Guarantee   `Choice.bound` is the optimum of the linear relaxation: no choice is below it. The objective is above it by
-            no more than one step a link. Equal problems get equal choices.
+Idea        A round of messages ends when its slowest link is through. For a time of the round, each link
+            takes the steps to more bits that lower the error most per byte, as far as they fit. The best time
+            is found among all at which a step just fits.
+Source      The problem: Wan et al., MLSys 2023 (AdaQP). Steps on the convex hull: Sinha & Zoltners,
+            Operations Research 1979 (multiple-choice knapsack).
+Guarantee   `Choice.bound` is the optimum of the linear relaxation: no choice is below it. The objective is
+            above it by no more than one step a link. Equal problems get equal choices.
 Complexity  O(G log G + T L log G) for G groups, L links and T times.
 Gaps        A group counts for the link of its sender alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from tightrope.core import TightropeError
 from tightrope_ranks.graphs.rows import row_bytes
-
-_TIMES_FILLED = 24
-_STEPS_TRIED = 64
-
-
-@dataclass(frozen=True, slots=True)
-class WidthProblem:
-    """What is chosen.
-
-    Attributes:
-        beta: (G,) variance of each group at b bits, times (2^b - 1)^2; floats have none.
-        rows: (G,) in each group.
-        columns: numbers in a row.
-        link: (G,) number of each group's link.
-        round: (L,) number of each link's round; rounds are one behind another.
-        latency: (L,) seconds of a message.
-        pace: (L,) seconds per byte.
-        weight: of the variance, in (0, 1); the time has the rest. Both count in parts of what a choice can change.
-        widths: bits to choose from.
-    """
-
-    beta: np.ndarray
-    rows: np.ndarray
-    columns: int
-    link: np.ndarray
-    round: np.ndarray
-    latency: np.ndarray
-    pace: np.ndarray
-    weight: float = 0.5
-    widths: tuple[int, ...] = (2, 4, 8)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What was chosen.
-
-    Attributes:
-        bits: (G,) uint8.
-        objective: of the problem.
-        bound: of every choice's objective.
-        variance: of all groups.
-        seconds: of all rounds.
-    """
-
-    bits: np.ndarray
-    objective: float
-    bound: float
-    variance: float
-    seconds: float
-
-    @property
-    def gap(self) -> float:
-        """By how much a better choice could be below, as a part of the bound."""
-        return self.objective / self.bound - 1 if self.bound > 0 else 0.0
+from tightrope_ranks.values.graphs import Choice, WidthProblem
 
 
 def measure(problem: WidthProblem, bits: np.ndarray) -> tuple[float, float]:
@@ -142,11 +89,13 @@ def _check(problem: WidthProblem) -> None:
         if not (np.isfinite(values) & (values >= 0)).all():
             raise TightropeError(f"{name} of the widths has a value that is negative or not finite.")
     if not 0 < problem.weight < 1:
-        raise TightropeError(f"weight {problem.weight!r} is not between 0 and 1: it weighs error against time.")
+        raise TightropeError(
+            f"weight {problem.weight!r} is not between 0 and 1: it weighs error against time."
+        )
 
 
 def _steps(problem: WidthProblem) -> tuple[np.ndarray, ...]:
-    """List the steps to more bits on each group's lower hull: group, bits behind it, bytes, variance taken away."""
+    """List the steps on each group's lower hull: group, bits behind it, bytes, variance taken away."""
     widths = np.array(sorted(problem.widths))
     order = np.argsort(row_bytes(problem.columns, widths), kind="stable")
     size, part = row_bytes(problem.columns, widths)[order], _parts(widths)[order]
@@ -158,12 +107,10 @@ def _steps(problem: WidthProblem) -> tuple[np.ndarray, ...]:
             break
         hull.append(at + 1 + int(np.argmax(slope)))
     groups = np.arange(len(problem.beta))
-    found = [
-        (groups, np.full(len(groups), widths[order][b]), problem.rows * (size[b] - size[a]), problem.beta * (part[a] - part[b]))
-        for a, b in zip(hull, hull[1:], strict=False)
-    ]  # fmt: skip
-    if not found:
-        return groups[:0], groups[:0], groups[:0], problem.beta[:0]
+    found = [(groups[:0], groups[:0], groups[:0], problem.beta[:0])]
+    for a, b in pairwise(hull):
+        bits = np.full(len(groups), widths[order][b])
+        found.append((groups, bits, problem.rows * (size[b] - size[a]), problem.beta * (part[a] - part[b])))
     return tuple(np.concatenate([one[k] for one in found]) for k in range(4))
 
 
@@ -175,53 +122,32 @@ class _Link:
         mine = np.flatnonzero(problem.link[groups] == link)
         worth = less[mine] / np.maximum(size[mine], 1e-9)
         order = mine[np.argsort(-worth, kind="stable")]
-        self.groups, self.bits, self.less = groups[order], bits[order], less[order]
-        self.pace = float(problem.pace[link])
+        self.groups, self.bits = groups[order], bits[order]
+        pace = float(problem.pace[link])
         own = problem.link == link
         first = row_bytes(problem.columns, _first(problem))
-        start = problem.latency[link] + self.pace * float((problem.rows[own] * first).sum())
-        self.took = self.pace * size[order]
-        self.times = start + np.concatenate([[0.0], np.cumsum(self.took)])
+        start = problem.latency[link] + pace * float((problem.rows[own] * first).sum())
+        self.times = start + pace * np.concatenate([[0.0], np.cumsum(size[order])])
         all_ = float((problem.beta[own] * _parts(np.array(_first(problem)))).sum())
-        self.variance = all_ - np.concatenate([[0.0], np.cumsum(self.less)])
+        self.variance = all_ - np.concatenate([[0.0], np.cumsum(less[order])])
 
     def reached(self, times: np.ndarray) -> np.ndarray:
         """Count the steps that fit in each time."""
         return np.searchsorted(self.times, times * (1 + 1e-12), side="right") - 1
 
-    def fill(self, time: float, count: int) -> list[int]:
-        """List later steps that still fit: of each group in their order."""
-        left, closed, more = time - float(self.times[count]), set(), []
-        for step in range(count, min(count + _STEPS_TRIED, len(self.groups))):
-            group = int(self.groups[step])
-            if group not in closed and self.took[step] <= left:
-                left -= float(self.took[step])
-                more.append(step)
-            else:
-                closed.add(group)
-        return more
-
 
 def _round(links: Sequence[_Link], per_variance: float, per_second: float, bits: np.ndarray) -> float:
     """Choose the bits of a round's groups; give the bound of what it adds to the objective."""
     least = max(float(link.times[0]) for link in links)
-    times = np.unique(np.concatenate([np.array([least]), *(link.times[link.times > least] for link in links)]))
+    times = np.unique(
+        np.concatenate([np.array([least]), *(link.times[link.times > least] for link in links)])
+    )
     relaxed, whole = per_second * times, per_second * times
     for link in links:
         relaxed = relaxed + per_variance * np.interp(times, link.times, link.variance)
         whole = whole + per_variance * link.variance[link.reached(times)]
-    best, chosen = np.inf, None
-    for at in np.argsort(whole, kind="stable")[:_TIMES_FILLED]:
-        taken, value = [], per_second * float(times[at])
-        for link in links:
-            count = int(link.reached(times[at : at + 1])[0])
-            more = link.fill(float(times[at]), count)
-            taken.append((count, more))
-            value += per_variance * float(link.variance[count] - link.less[more].sum())
-        if value < best:
-            best, chosen = value, taken
-    assert chosen is not None
-    for link, (count, more) in zip(links, chosen, strict=True):
-        for step in [*range(count), *more]:
+    best = times[whole.argmin()]
+    for link in links:
+        for step in range(int(link.reached(best))):
             bits[link.groups[step]] = link.bits[step]
     return float(relaxed.min())

@@ -1,9 +1,10 @@
 """Check a plan for the messages of a graph over ranks, by the edges of the graph alone.
 
-Idea        Every edge between two owners needs one row on one route. All bytes are added up again, and the plan is
-            played buffer by buffer.
-Guarantee   An accepted plan sends every row that is needed exactly once to each rank that needs it, forward and
-            backward, in widths that exist; bytes sent, bytes held, the limit and the bound are as claimed.
+Idea        Every edge between two owners needs one row on one route. All bytes are added up again, and the
+            plan is played buffer by buffer.
+Guarantee   An accepted plan sends every row that is needed exactly once to each rank that needs it, forward
+            and backward, in widths that exist; bytes sent, bytes held, the limit and the bound are as
+            claimed.
 Complexity  Linear in edges and messages.
 """
 
@@ -51,7 +52,12 @@ def _check_shape(plan: GraphPlan) -> None:
     layers = len(plan.columns)
     if not layers or min(plan.columns) < 1 or len(plan.held) != layers or len(plan.peaks) != plan.ranks:
         raise JudgeError("graph: the plan has no layer, or a layer without columns.")
-    if not plan.owner or min(plan.owner) < 0 or len(set(plan.owner)) != plan.ranks or max(plan.owner) >= plan.ranks:
+    if (
+        not plan.owner
+        or min(plan.owner) < 0
+        or len(set(plan.owner)) != plan.ranks
+        or max(plan.owner) >= plan.ranks
+    ):
         raise JudgeError(f"graph: owners of nodes must be all of the ranks 0 to {plan.ranks - 1}.")
     if len(plan.holds) != plan.ranks or any(len(holds) != layers for holds in plan.holds):
         raise JudgeError("graph: every rank needs a choice for each layer's halo.")
@@ -64,7 +70,9 @@ def _check_shape(plan: GraphPlan) -> None:
 
 def _check_routes(edges: Sequence[Sequence[int]], plan: GraphPlan) -> None:
     needed = {
-        (plan.owner[a], plan.owner[b], int(a)) for a, b in zip(*edges, strict=True) if plan.owner[a] != plan.owner[b]
+        (plan.owner[a], plan.owner[b], int(a))
+        for a, b in zip(*edges, strict=True)
+        if plan.owner[a] != plan.owner[b]
     }
     there = Counter((route.source, route.target, row) for route in plan.routes for row in route.rows)
     for source, target, row in needed - set(there):
@@ -92,7 +100,9 @@ def _check_messages(plan: GraphPlan) -> dict[tuple[int, bool, int], int]:
             raise JudgeError(f"graph: message {key} is there twice, or is not needed.")
         rows, columns = plan.routes[one.route].rows, plan.columns[one.layer]
         if len(one.widths) != len(rows) or not set(one.widths) <= set(_BITS):
-            raise JudgeError(f"graph: message {key} needs one of the widths {_BITS} for each of {len(rows)} rows.")
+            raise JudgeError(
+                f"graph: message {key} needs one of the widths {_BITS} for each of {len(rows)} rows."
+            )
         size = sum(4 * columns if bits == 32 else 6 + (columns * bits + 7) // 8 for bits in one.widths)
         if size != one.sent:
             raise JudgeError(f"graph: message {key} claims {one.sent} bytes; its rows have {size}.")
@@ -131,7 +141,8 @@ class _Played:
         return sum(
             4 * len(route.rows) * self.plan.columns[layer]
             for route in self.plan.routes
-            if route.source == self.rank and (layer > 0 or (self.plan.holds[route.target][0] == "kept") == kept)
+            if route.source == self.rank
+            and (layer > 0 or (self.plan.holds[route.target][0] == "kept") == kept)
         )
 
     def sent(self, layer: int, *, again: bool) -> tuple[int, int]:
