@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tightrope.core import TightropeError
-from tightrope_ranks.values.graphs import Edges, NodeGraph, Part, Route
+from tightrope_ranks.values.graphs import BlockEdges, GraphPart, NodeGraph, Route
 
 MOST_RANKS = 256
 _SLACK = 1.03
@@ -77,7 +77,7 @@ def routes_of(graph: NodeGraph, owner: np.ndarray, ranks: int) -> tuple[Route, .
     )
 
 
-def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], model: str) -> list[Part]:
+def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], model: str) -> list[GraphPart]:
     """Give each rank its nodes, edges and lists of rows.
 
     Args:
@@ -122,13 +122,13 @@ def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], mod
         ]
         sends = tuple(to.get(peer, np.zeros(0, np.int64)) for peer in range(ranks))
         receives = tuple(len(of.get(peer, ())) for peer in range(ranks))
-        parts.append(Part(rank, mine, blocks[0], blocks[1], sends, receives, weights))
+        parts.append(GraphPart(rank, mine, blocks[0], blocks[1], sends, receives, weights))
     return parts
 
 
-def _block(source: np.ndarray, target: np.ndarray, weight: np.ndarray, *size: int) -> Edges:
+def _block(source: np.ndarray, target: np.ndarray, weight: np.ndarray, *size: int) -> BlockEdges:
     order = np.lexsort((source, target))
-    return Edges(source[order], target[order] - size[0], weight[order].astype(np.float32), *size)
+    return BlockEdges(source[order], target[order] - size[0], weight[order].astype(np.float32), *size)
 
 
 def _neighbours(graph: NodeGraph) -> tuple[np.ndarray, np.ndarray]:

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from tightrope_ranks.compress.queue import MessageQueue, Ticket
-from tightrope_ranks.graphs.layers import Block, GraphLayer
+from tightrope_ranks.graphs.layers import EdgeBlock, GraphLayer
 from tightrope_ranks.graphs.rows import decode_rows, encode_rows, row_bytes
-from tightrope_ranks.values.graphs import Part
+from tightrope_ranks.values.graphs import GraphPart
 
 Routed = Mapping[tuple[int, int], np.ndarray]
 """Per source and target of a route: bits of each row, uint8."""
@@ -80,10 +80,12 @@ class RowExchange:
         inputs: own features and those of the halo, where they are kept.
     """
 
-    def __init__(self, part: Part, holds: Sequence[Sequence[str]], queue: MessageQueue, seed: int) -> None:
+    def __init__(
+        self, part: GraphPart, holds: Sequence[Sequence[str]], queue: MessageQueue, seed: int
+    ) -> None:
         self.part, self.holds, self.queue, self.seed = part, holds, queue, seed
         self.widths: Mapping[Key, Routed] = {}
-        self.blocks = Block(part.central), Block(part.marginal)
+        self.blocks = EdgeBlock(part.central), EdgeBlock(part.marginal)
         self.all = frozenset(range(len(part.sends)))
         self.epoch = self.live = self.peak = self.sent = 0
         self.exact, self.overlap = False, True
@@ -111,12 +113,12 @@ class RowExchange:
 
     def through(self, number: int, layer: GraphLayer, x: torch.Tensor) -> torch.Tensor:
         """Compute a layer: (own nodes, columns) -> (own nodes, columns behind it)."""
-        token = _Start.apply(x, self, number)  # type: ignore[no-untyped-call]
+        token = _RowsOut.apply(x, self, number)  # type: ignore[no-untyped-call]
         central = layer(x, self.blocks[0])
         if layer.reads_halo and torch.is_grad_enabled():
-            marginal = _Held.apply(x, token, self, number, layer, *layer.parameters())  # type: ignore[no-untyped-call]
+            marginal = _HeldHalo.apply(x, token, self, number, layer, *layer.parameters())  # type: ignore[no-untyped-call]
         else:
-            marginal = layer(_Join.apply(x, token, self, number), self.blocks[1])  # type: ignore[no-untyped-call]
+            marginal = layer(_HaloIn.apply(x, token, self, number), self.blocks[1])  # type: ignore[no-untyped-call]
             if number or self.inputs is None:
                 self.take(-self.halo_bytes(x))
         return torch.cat([central, marginal])
@@ -215,7 +217,7 @@ class RowExchange:
         return number
 
 
-class _Start(torch.autograd.Function):
+class _RowsOut(torch.autograd.Function):
     """Send rows; in the backward wait for their gradients."""
 
     @staticmethod
@@ -234,7 +236,7 @@ class _Start(torch.autograd.Function):
         return grad, None, None
 
 
-class _Join(torch.autograd.Function):
+class _HaloIn(torch.autograd.Function):
     """Wait for a halo; in the backward send its gradients."""
 
     @staticmethod
@@ -256,7 +258,7 @@ def _send_back(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     return grad[: ctx.rows]
 
 
-class _Held(torch.autograd.Function):
+class _HeldHalo(torch.autograd.Function):
     """Compute marginal nodes, and once more in the backward from what is held of the halo."""
 
     @staticmethod

@@ -24,7 +24,7 @@ _DECODE, _WIRE, _FLOAT = 4e-10, 8e-9, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class RowTraffic:
     """What travels.
 
     Attributes:
@@ -54,15 +54,15 @@ class Traffic:
 
 def traffic(
     columns: Sequence[int], reads: bool, routes: Sequence[Route], widths: Mapping[tuple[int, bool], Any]
-) -> Traffic:
+) -> RowTraffic:
     """Add up the bytes of each message."""
     sizes = {
         key: [int(row_bytes(columns[key[0]], bits).sum()) for bits in those] for key, those in widths.items()
     }
-    return Traffic(columns, reads, routes, sizes)
+    return RowTraffic(columns, reads, routes, sizes)
 
 
-def peak(all_: Traffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
+def peak(all_: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
     """Play the start, an evaluation and an epoch of one rank; give its most bytes."""
     of, to, mine = all_.of(rank), all_.to(rank), holds[rank]
     layers = range(len(all_.columns))
@@ -98,7 +98,7 @@ def peak(all_: Traffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
     return max(events)
 
 
-def choose_holds(all_: Traffic, ranks: int, limit: Bytes | None) -> tuple[tuple[str, ...], ...]:
+def choose_holds(all_: RowTraffic, ranks: int, limit: Bytes | None) -> tuple[tuple[str, ...], ...]:
     """Choose per rank and layer.
 
     Args:
@@ -132,7 +132,7 @@ def choose_holds(all_: Traffic, ranks: int, limit: Bytes | None) -> tuple[tuple[
     return tuple(chosen)
 
 
-def price(all_: Traffic, rank: int, holds: Sequence[str]) -> float:
+def price(all_: RowTraffic, rank: int, holds: Sequence[str]) -> float:
     """Give the seconds that a choice adds to an epoch, at 1 Gbit/s and the decoder's pace."""
     seconds = 0.0
     for layer, hold in enumerate(holds):

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tightrope_ranks.values.graphs import Edges
+from tightrope_ranks.values.graphs import BlockEdges
 
 
-class Block:
+class EdgeBlock:
     """The edges into some nodes, as layers read them.
 
     Args:
-        edges: of `Part`.
+        edges: of `GraphPart`.
 
     Attributes:
         source: row of each edge's start, (E,).
@@ -31,7 +31,7 @@ class Block:
         num: of the nodes.
     """
 
-    def __init__(self, edges: Edges) -> None:
+    def __init__(self, edges: BlockEdges) -> None:
         self.source, self.target = torch.from_numpy(edges.source), torch.from_numpy(edges.target)
         self.num, self.own = edges.num, slice(edges.first, edges.first + edges.num)
         shape = (edges.num, edges.rows)
@@ -40,7 +40,7 @@ class Block:
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Add up the rows of each node's neighbours, times the weights: (rows, columns) -> (num, columns)."""
-        return _Sums.apply(rows, self._into, self._out_of)  # type: ignore[no-any-return, no-untyped-call]
+        return _NeighbourSums.apply(rows, self._into, self._out_of)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _sparse(to: np.ndarray, of: np.ndarray, weight: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor:
@@ -53,7 +53,7 @@ def _sparse(to: np.ndarray, of: np.ndarray, weight: np.ndarray, shape: tuple[int
         )
 
 
-class _Sums(torch.autograd.Function):
+class _NeighbourSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, into: torch.Tensor, out_of: torch.Tensor) -> torch.Tensor:
         ctx.out_of = out_of
@@ -82,7 +82,7 @@ class GraphConvolution(GraphLayer):
         super().__init__()
         self.linear = nn.Linear(columns, out)
 
-    def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
         """See `GraphLayer`."""
         return self.linear(block.sums(rows))  # type: ignore[no-any-return]
 
@@ -94,7 +94,7 @@ class GraphSage(GraphLayer):
         super().__init__()
         self.own, self.others = nn.Linear(columns, out), nn.Linear(columns, out, bias=False)
 
-    def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
         """See `GraphLayer`."""
         return self.own(rows[block.own]) + self.others(block.sums(rows))  # type: ignore[no-any-return]
 
@@ -121,7 +121,7 @@ class GraphAttention(GraphLayer):
         nn.init.xavier_uniform_(self.source)
         nn.init.xavier_uniform_(self.target)
 
-    def forward(self, rows: torch.Tensor, block: Block) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
         """See `GraphLayer`."""
         values = self.linear(rows).view(len(rows), self.heads, -1)
         scores = (values * self.source).sum(-1)[block.source]

@@ -22,7 +22,7 @@ from tightrope_ranks.graphs.exchange import MessageTime, RowExchange
 from tightrope_ranks.graphs.layers import GraphLayer, build
 from tightrope_ranks.graphs.planning import WARM, GraphOptions, columns_of, complete, plan, rechoose, uniform
 from tightrope_ranks.pipeline.launch import run_ranks
-from tightrope_ranks.values.graphs import GraphPlan, Part
+from tightrope_ranks.values.graphs import GraphPart, GraphPlan
 
 _WARM_EPOCHS: Final = 3
 _MESSAGE_SECONDS: Final = 60.0
@@ -32,7 +32,7 @@ _MESSAGE_SECONDS: Final = 60.0
 class GraphJob:
     """What one rank gets: its part, its rows, and what all ranks share."""
 
-    part: Part
+    part: GraphPart
     features: np.ndarray
     labels: np.ndarray
     masks: tuple[np.ndarray, ...]

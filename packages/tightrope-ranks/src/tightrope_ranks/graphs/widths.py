@@ -5,8 +5,8 @@ Idea        A round of messages ends when its slowest link is through. For a tim
             is found among all at which a step just fits.
 Source      The problem: Wan et al., MLSys 2023 (AdaQP). Steps on the convex hull: Sinha & Zoltners,
             Operations Research 1979 (multiple-choice knapsack).
-Guarantee   `Choice.bound` is the optimum of the linear relaxation: no choice is below it. The objective is
-            above it by no more than one step a link. Equal problems get equal choices.
+Guarantee   `WidthChoice.bound` is the optimum of the linear relaxation. No choice is below; the objective is
+            above it by at most one step a link. Equal problems get equal choices.
 Complexity  O(G log G + T L log G) for G groups, L links and T times.
 Gaps        A group counts for the link of its sender alone.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from tightrope.core import TightropeError
 from tightrope_ranks.graphs.rows import row_bytes
-from tightrope_ranks.values.graphs import Choice, WidthProblem
+from tightrope_ranks.values.graphs import WidthChoice, WidthProblem
 
 
 def measure(problem: WidthProblem, bits: np.ndarray) -> tuple[float, float]:
@@ -46,7 +46,7 @@ def objective(problem: WidthProblem, bits: np.ndarray) -> float:
     return problem.weight * (variance - v0) / v1 + (1 - problem.weight) * (seconds - t0) / t1
 
 
-def choose_widths(problem: WidthProblem) -> Choice:
+def choose_widths(problem: WidthProblem) -> WidthChoice:
     """Choose bits for each group.
 
     Raises:
@@ -71,7 +71,7 @@ def choose_widths(problem: WidthProblem) -> Choice:
         bound += _round(links, per_variance, per_second, bits)
     variance, seconds = measure(problem, bits)
     found = objective(problem, bits)
-    return Choice(bits, found, min(found, max(0.0, bound)), variance, seconds)
+    return WidthChoice(bits, found, min(found, max(0.0, bound)), variance, seconds)
 
 
 def _parts(bits: np.ndarray) -> np.ndarray:

@@ -116,7 +116,7 @@ class NodeGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
+class BlockEdges:
     """Edges into the nodes of one block, with weights.
 
     Attributes:
@@ -137,7 +137,7 @@ class Edges:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GraphPart:
     """What one rank has.
 
     Attributes:
@@ -152,8 +152,8 @@ class Part:
 
     rank: int
     nodes: np.ndarray
-    central: Edges
-    marginal: Edges
+    central: BlockEdges
+    marginal: BlockEdges
     sends: tuple[np.ndarray, ...]
     receives: tuple[int, ...]
     weights: np.ndarray
@@ -187,7 +187,7 @@ class WidthProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WidthChoice:
     """What was chosen.
 
     Attributes:
