@@ -173,6 +173,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no node": (lambda: as_data(x=torch.zeros(0, 4)), "one row of features per node"),
     "labels of others": (lambda: as_data(y=torch.zeros(399, dtype=torch.long)), "y has shape"),
     "labels below 0": (lambda: as_data(y=torch.full((400,), -3)), "labels count from 0"),
+    "too many labels": (lambda: as_data(y=torch.full((400,), 10**12)), "at most 65535 is read"),
     "a mask of numbers": (lambda: as_data(train_mask=torch.zeros(400)), "must be .400,. of bool"),
     "an empty mask": (lambda: as_data(train_mask=torch.zeros(400, dtype=torch.bool)), "nothing to train on"),
     "a file": (lambda: "graph.pt", "has no edge_index"),
@@ -199,10 +200,15 @@ def test_wrong_graphs_are_refused_in_one_sentence(name: str) -> None:
         (2, {"epochs": 0}, None, "epochs is 0"),
         (2, {"layers": 9}, None, "layers is 9"),
         (2, {"hidden": 1.5}, None, "hidden is 1.5"),
-        (2, {"weight": 1.0}, None, "weight must be"),
-        (2, {"rate": float("nan")}, None, "rate above 0"),
+        (2, {"weight": 1.0}, None, "weight is 1.0; it must be above 0"),
+        (2, {"weight": "much"}, None, "weight is 'much'"),
+        (2, {"rate": float("nan")}, None, "rate is nan"),
+        (2, {"seed": -1}, None, "seed is -1"),
+        (2, {"limit": "a lot"}, None, "limit 'a lot' is not an amount"),
+        (2, {"limit": -5}, None, "limit"),
+        ("two", {}, None, "over 'two' ranks"),
     ],
 )
-def test_wrong_options_are_refused(ranks: int, options: dict[str, Any], parts: Any, says: str) -> None:
+def test_wrong_options_are_refused(ranks: Any, options: dict[str, Any], parts: Any, says: str) -> None:
     with pytest.raises(TightropeError, match=says):
         plan(GRAPH, ranks, GraphOptions(**options), parts=parts)

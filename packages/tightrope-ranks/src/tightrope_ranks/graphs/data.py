@@ -8,6 +8,8 @@ import numpy as np
 from tightrope.core import TightropeError
 from tightrope_ranks.values.graphs import NodeGraph
 
+_MOST_CLASSES = 65535
+
 
 def read_graph(data: Any) -> NodeGraph:
     """Read what looks like a graph of torch_geometric.
@@ -52,6 +54,9 @@ def read_graph(data: Any) -> NodeGraph:
     wrong = np.flatnonzero((labels < 0) & (masks[0] | masks[1] | masks[2]))
     if len(wrong):
         raise TightropeError(f"y is {labels[wrong[0]]} at node {wrong[0]}; labels count from 0.")
+    wrong = np.flatnonzero((labels > _MOST_CLASSES) & (masks[0] | masks[1] | masks[2]))
+    if len(wrong):
+        raise TightropeError(f"y is {labels[wrong[0]]} at node {wrong[0]}; at most {_MOST_CLASSES} is read.")
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(features, np.float32)
     if not np.isfinite(rows).all():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tightrope.core import TightropeError
+from tightrope.core.units import is_whole, shown
 from tightrope_ranks.values.graphs import BlockEdges, GraphPart, NodeGraph, Route
 
 MOST_RANKS = 256
@@ -35,9 +36,9 @@ def divide(graph: NodeGraph, ranks: int, parts: Any = None) -> tuple[np.ndarray,
         TightropeError: there are too few nodes, or a part that was given is empty or unknown.
     """
     num = graph.num_nodes
-    if not 1 <= ranks <= min(MOST_RANKS, num):
+    if not is_whole(ranks) or not 1 <= ranks <= min(MOST_RANKS, num):
         raise TightropeError(
-            f"{num} nodes cannot be divided over {ranks} ranks; from 1 to {min(MOST_RANKS, num)}."
+            f"{num} nodes cannot be divided over {shown(ranks)} ranks; from 1 to {min(MOST_RANKS, num)}."
         )
     if parts is not None:
         owner = np.asarray(parts)

@@ -7,7 +7,8 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace as changed
 
-from tightrope.core import Bytes, TightropeError
+from tightrope.core import Bytes, TightropeError, parse_bytes
+from tightrope.core.units import shown
 from tightrope_ranks.compress.queue import Link
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import divide, routes_of
@@ -20,7 +21,6 @@ READS: Final = {"gcn": False, "sage": False, "gat": True}
 """The models, and whether their backward reads the halo."""
 WARM: Final = 8
 """Bits of all rows until ranges are known."""
-_MOST_LAYERS = 8
 Keyed = dict[tuple[int, bool], list[np.ndarray]]
 """Per layer and direction: of each route, one number a row."""
 
@@ -32,14 +32,14 @@ class GraphOptions:
     Attributes:
         model: gcn, sage or gat.
         hidden: columns between layers.
-        layers: how many, up to 8.
+        layers: how many, at most 8.
         epochs: over the whole graph.
         rate: of Adam.
         bits: 2, 4, 8 or 32 (float) for all rows; None = chosen for groups of rows.
         weight: of the error against time where bits are chosen, in (0, 1).
         group: rows that share a choice.
         every: epochs between choices; the first is after three.
-        limit: bytes that messages and halos of a rank may take; None = any.
+        limit: of the bytes that messages and halos of a rank take, such as "64MiB"; None = any.
         link: holds messages to a rate in user space; None = as fast as they go.
         seed: of parameters and rounding.
         overlap: whether central nodes are computed while messages are on the way.
@@ -54,7 +54,7 @@ class GraphOptions:
     weight: float = 0.5
     group: int = 100
     every: int = 50
-    limit: Bytes | None = None
+    limit: Bytes | str | None = None
     link: Link | None = None
     seed: int = 0
     overlap: bool = True
@@ -63,21 +63,20 @@ class GraphOptions:
 def check_options(options: GraphOptions) -> None:
     """Refuse options that mean nothing."""
     if options.model not in READS:
-        raise TightropeError(f"there is no model {options.model!r}; there are {', '.join(READS)}.")
+        raise TightropeError(f"there is no model {shown(options.model)}; there are {', '.join(READS)}.")
     if options.bits not in (None, *WIDTHS):
-        raise TightropeError(f"bits is {options.bits!r}; rows have 2, 4, 8 or 32 bits, or None for a choice.")
-    for name, most in (
-        ("hidden", 65536),
-        ("layers", _MOST_LAYERS),
-        ("epochs", 10**6),
-        ("group", 10**9),
-        ("every", 10**6),
-    ):
+        raise TightropeError(
+            f"bits is {shown(options.bits)}; rows have 2, 4, 8 or 32 bits, or None for a choice."
+        )
+    counts = {"hidden": 65536, "layers": 8, "epochs": 10**6, "group": 10**9, "every": 10**6, "seed": 2**31}
+    for name, most in counts.items():
         value = getattr(options, name)
-        if type(value) is not int or not 1 <= value <= most:
-            raise TightropeError(f"{name} is {value!r}; it must be a whole number from 1 to {most}.")
-    if not 0 < options.weight < 1 or not 0 < options.rate < float("inf"):
-        raise TightropeError("weight must be between 0 and 1, and rate above 0.")
+        if type(value) is not int or not (name != "seed") <= value <= most:
+            raise TightropeError(f"{name} is {shown(value)}; it must be a whole number, at most {most}.")
+    for name, below in (("weight", 1.0), ("rate", float("inf"))):
+        value = getattr(options, name)
+        if not isinstance(value, float | int) or not 0 < value < below:
+            raise TightropeError(f"{name} is {shown(value)}; it must be above 0 and below {below}.")
 
 
 def plan(graph: Any, ranks: int, options: GraphOptions | None = None, *, parts: Any = None) -> GraphPlan:
@@ -116,10 +115,11 @@ def plan(graph: Any, ranks: int, options: GraphOptions | None = None, *, parts: 
     columns = columns_of(graph, options)[:-1]
     reads = READS[options.model]
     widths = uniform(routes, len(columns), options.bits or WARM)
-    holds = choose_holds(traffic(columns, reads, routes, widths), ranks, options.limit)
+    limit = None if options.limit is None else parse_bytes(options.limit, name="limit")
+    holds = choose_holds(traffic(columns, reads, routes, widths), ranks, limit)
     held = (reads,) * len(columns)
     draft = GraphPlan(ranks, divided_by, tuple(owner.tolist()), columns, held, routes, (), holds, (), ())
-    return complete(changed(draft, limit=options.limit), widths, options.link)
+    return complete(changed(draft, limit=limit), widths, options.link)
 
 
 def columns_of(graph: NodeGraph, options: GraphOptions) -> tuple[int, ...]:
