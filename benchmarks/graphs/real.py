@@ -65,6 +65,7 @@ def against_floats() -> list[Row]:
     """Compare epochs and accuracies with floats, and epochs with 4 bits."""
     runs = _adaptive()
     accuracy = [100 * fmean(one[kind]["accuracy"]["test"] for one in runs) for kind in range(3)]
+    sent = [fmean(sum(one[kind]["plan"].sent) for one in runs) for kind in range(3)]
     faster, over = (median(_times(one[kind], one[2]) for one in runs) for kind in (0, 1))
     epochs = [1e3 * median(_epoch(one[kind]) for one in runs) for kind in range(3)]
     return [
@@ -73,7 +74,8 @@ def against_floats() -> list[Row]:
             "at least 3.0x the epochs of floats with at most 0.3 points less accuracy (mean of 5 seeds), "
             "and 1.1x those of 4 bits at equal or better accuracy",
             f"{faster:.2f}x floats and {over:.2f}x 4 bits; epochs of {epochs[0]:.0f}, {epochs[1]:.0f} and "
-            f"{epochs[2]:.0f} ms; accuracy {accuracy[0]:.2f}, {accuracy[1]:.2f} and {accuracy[2]:.2f} %",
+            f"{epochs[2]:.0f} ms, {sent[0] / sent[2]:.1f} and {sent[1] / sent[2]:.2f} times fewer bytes; "
+            f"accuracy {accuracy[0]:.2f}, {accuracy[1]:.2f} and {accuracy[2]:.2f} %",
             faster >= 3.0 and accuracy[2] >= accuracy[0] - 0.3 and over >= 1.1 and accuracy[2] >= accuracy[1],
         )
     ]
@@ -94,7 +96,7 @@ def forecasts() -> list[Row]:
 
 def with_overlap() -> list[Row]:
     """Compare epochs in which central nodes are computed meanwhile with epochs in which ranks wait."""
-    graph = clustered(1, num=16000, clusters=8, mixed=0.02, columns=64)
+    graph = clustered(1, num=16000, clusters=8, mixed=0.05, columns=64)
     base = GraphOptions(hidden=64, epochs=24, bits=32, link=_LINK)
     ((fast, slow),) = _runs([(graph, [base, replace(base, overlap=False)])])
     ratio = _times(slow, fast)
