@@ -19,9 +19,17 @@ from tightrope_ranks.graphs.layers import build
 from tightrope_ranks.graphs.planning import GraphOptions, columns_of, complete, plan, uniform
 from tightrope_ranks.graphs.training import GraphJob, jobs_of
 from tightrope_ranks.judge.graphs import check_graph_plan
+from tightrope_ranks.values.graphs import NodeGraph
 
 SMALL = clustered(3, num=300, clusters=4, columns=20, mixed=0.3)
 LARGE = clustered(5, num=1200, mixed=0.2, columns=32)
+APART = NodeGraph(
+    np.stack([np.arange(200), np.arange(200) ^ 1]),  # pairs
+    np.eye(200, 6, dtype=np.float32),
+    np.arange(200) % 3,
+    np.arange(200) < 50,  # of the first rank alone
+    *np.zeros((2, 200), bool),
+)
 FLOATS = [GraphOptions(model=model, bits=32, epochs=1, hidden=16) for model in ("gcn", "sage", "gat")]
 CHOSEN = [GraphOptions(bits=bits, epochs=40, hidden=32, every=15, group=20) for bits in (32, None)]
 GAT = GraphOptions(model="gat", bits=4, epochs=2, hidden=16)
@@ -46,10 +54,11 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     jobs.append(with_holds(ranks, ("kept", "packed", "fetched"), ("kept", "fetched", "fetched")))
     jobs.append(with_holds(ranks, ("fetched", "fetched", "packed"), ("kept", "packed", "kept")))
     jobs.append(jobs_of(SMALL, ranks, replace(GAT, limit=refused.value.smallest_found)))
+    jobs.append(jobs_of(APART, ranks, GraphOptions(epochs=7), np.arange(200) * ranks // 200))
     jobs += [jobs_of(LARGE, ranks, one) for one in CHOSEN] if ranks == 2 else []
     (folder / "jobs").write_bytes(pickle.dumps(jobs))
     found = list(zip(*run_ranks(trained, ranks, str(folder)), strict=True))
-    return {"ranks": ranks, "floats": found[:3], "held": found[3:7], "chosen": found[7:]}
+    return {"ranks": ranks, "floats": found[:3], "held": found[3:7], "apart": found[7], "chosen": found[8:]}
 
 
 def test_floats_give_loss_and_gradients_of_one_process(answers: dict[str, Any]) -> None:
@@ -76,6 +85,14 @@ def test_halos_that_are_packed_or_sent_again_give_the_bits_of_those_that_are_kep
     kept, mixed = (ranks[0][0] for ranks in answers["held"][:2])
     assert kept["losses"] == mixed["losses"]
     assert all(torch.equal(one, kept["state"][name]) for name, one in mixed["state"].items())
+
+
+def test_parts_without_edges_between_them_and_without_labels_are_trained(answers: dict[str, Any]) -> None:
+    for told, sent, peak in answers["apart"]:
+        assert told["plan"].routes == told["plan"].messages == ()
+        assert sent == peak == 0
+        assert told["losses"][-1] < told["losses"][0]
+        assert told["accuracy"].keys() == {"train"}
 
 
 def test_chosen_bits_reach_the_accuracy_of_floats_and_are_judged(answers: dict[str, Any]) -> None:

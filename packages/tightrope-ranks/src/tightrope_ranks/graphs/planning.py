@@ -38,7 +38,7 @@ class GraphOptions:
         bits: 2, 4, 8 or 32 (float) for all rows; None = chosen for groups of rows.
         weight: of the error against time where bits are chosen, in (0, 1).
         group: rows that share a choice.
-        every: epochs between choices; the first is after three.
+        every: epochs between choices; the first is after five.
         limit: of the bytes that messages and halos of a rank take, such as "64MiB"; None = any.
         link: holds messages to a rate in user space; None = as fast as they go.
         seed: of parameters and rounding.
@@ -191,6 +191,9 @@ def rechoose(
             for number, values in enumerate(those)
             for rows in np.array_split(np.argsort(-values, kind="stable"), -(-len(values) // options.group))
         ]
+        if not groups:  # no rank needs anything of another
+            widths[layer, backward] = []
+            continue
         links = [routes[number].target if backward else routes[number].source for number, _ in groups]
         problem = WidthProblem(
             beta=np.array([those[number][rows].sum() for number, rows in groups]),

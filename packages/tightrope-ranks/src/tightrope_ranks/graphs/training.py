@@ -24,7 +24,7 @@ from tightrope_ranks.graphs.planning import WARM, GraphOptions, columns_of, comp
 from tightrope_ranks.pipeline.launch import run_ranks
 from tightrope_ranks.values.graphs import GraphPart, GraphPlan
 
-_WARM_EPOCHS: Final = 3
+_WARM_EPOCHS: Final = 5
 _MESSAGE_SECONDS: Final = 60.0
 
 
@@ -179,7 +179,7 @@ class GraphTrainer:
         self.optimizer.step()
         self.seconds.append(time.perf_counter() - start)
         self.sent = self.exchange.sent - before
-        self.profile = [*self.profile[-_WARM_EPOCHS + 2 :], (self.seconds[-1], self.exchange.times)]
+        self.profile = [*self.profile[2 - _WARM_EPOCHS :], (self.seconds[-1], self.exchange.times)]
         if not number:
             self.gradients = {name: one.grad for name, one in self.layers.named_parameters()}
 
@@ -296,10 +296,15 @@ class GraphTrainer:
             for one in times:
                 to = self.exchange.all if one.key[0] else self.exchange.fetchers(0)
                 size = self.exchange.most(one.key, self.plan.columns[one.key[0]], to)
-                new = link.latency + (size / link.rate if link.rate else 0.0)
+                late = max(0.0, one.seconds - _span(link, one.sent))  # of the other ranks
+                new = late + _span(link, size)
                 seconds += max(0.0, new - one.window) - max(0.0, one.seconds - one.window)
             forecasts.append(seconds)
         return float(median(forecasts))
+
+
+def _span(link: Link, size: Bytes) -> float:
+    return link.latency + (size / link.rate if link.rate else 0.0)
 
 
 def _measured(profile: list[tuple[float, list[MessageTime]]]) -> Link:
