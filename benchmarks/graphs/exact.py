@@ -76,6 +76,6 @@ def milp(problem: WidthProblem, seconds: float = 20.0, gap: float = 1e-4) -> tup
         model.addRow(float(problem.latency[link] / t1), infinite, len(columns), columns, values)
     model.run()
     shift = problem.weight * v0 / v1 + (1 - problem.weight) * t0 / t1
-    values = np.array(model.getSolution().col_value[: num * len(widths)]).reshape(num, len(widths))
-    bits = np.array(widths, np.uint8)[values.argmax(1)]
+    chosen = np.array(model.getSolution().col_value[: num * len(widths)]).reshape(num, len(widths))
+    bits = np.array(widths, np.uint8)[chosen.argmax(1)]
     return objective(problem, bits), float(model.getInfo().mip_dual_bound) - shift

@@ -184,7 +184,8 @@ def rechoose(
     Returns:
         Bits of the rows of each route, and the sums of bounds and of objectives.
     """
-    widths, bound, found = {}, 0.0, 0.0
+    widths: Keyed = {}
+    bound = found = 0.0
     for (layer, backward), those in beta.items():
         groups = [
             (number, rows)
