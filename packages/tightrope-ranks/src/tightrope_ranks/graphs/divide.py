@@ -22,47 +22,37 @@ _SLACK = 1.03
 
 
 def divide(graph: NodeGraph, ranks: int, parts: Any = None) -> tuple[np.ndarray, str]:
-    """Choose an owner for each node.
-
-    Args:
-        graph: to be divided.
-        ranks: how many.
-        parts: owners that were chosen elsewhere, (N,); None = METIS where it is there, else greedily.
-
-    Returns:
-        (N,) ranks, and what chose them.
+    """Give each node's owner, (N,), and what chose them; ``parts`` are owners that were chosen elsewhere.
 
     Raises:
         TightropeError: there are too few nodes, or a part that was given is empty or unknown.
     """
     num = graph.num_nodes
-    if not is_whole(ranks) or not 1 <= ranks <= min(MOST_RANKS, num):
-        raise TightropeError(
-            f"{num} nodes cannot be divided over {shown(ranks)} ranks; from 1 to {min(MOST_RANKS, num)}."
-        )
-    if parts is not None:
-        owner = np.asarray(parts)
+    most = min(MOST_RANKS, num)
+    if not is_whole(ranks) or not 1 <= ranks <= most:
+        raise TightropeError(f"{num} nodes cannot be divided over {shown(ranks)} ranks; from 1 to {most}.")
+    if parts is None:
+        owner, name = _found(graph, ranks) if ranks > 1 else (np.zeros(num, np.int64), "given")
+    else:
+        owner, name = np.asarray(parts), "given"
         if owner.shape != (num,) or owner.dtype.kind not in "iu" or owner.min() < 0 or owner.max() >= ranks:
             raise TightropeError(f"parts must be {num} integers from 0 to {ranks - 1}, one for each node.")
-        name = "given"
-    elif ranks == 1:
-        owner, name = np.zeros(num, np.int64), "given"
-    else:
-        begin, near = _neighbours(graph)
-        try:
-            import pymetis  # type: ignore[import-not-found,unused-ignore]
-        except ImportError:
-            owner, name = _greedy(begin, near, ranks), "greedy"
-        else:
-            found = pymetis.part_graph(ranks, pymetis.CSRAdjacency(begin.tolist(), near.tolist()))[1]
-            owner, name = np.asarray(found), "metis"
     counts = np.bincount(owner, minlength=ranks)
-    if not counts.all() and name == "metis":  # tiny graphs
-        owner, name = _greedy(begin, near, ranks), "greedy"
-        counts = np.bincount(owner, minlength=ranks)
     if not counts.all():
         raise TightropeError(f"part {int(counts.argmin())} of {ranks} has no node. Use fewer ranks.")
     return owner.astype(np.int64), name
+
+
+def _found(graph: NodeGraph, ranks: int) -> tuple[np.ndarray, str]:
+    begin, near = _neighbours(graph)
+    try:
+        import pymetis  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return _greedy(begin, near, ranks), "greedy"
+    owner = np.asarray(pymetis.part_graph(ranks, pymetis.CSRAdjacency(begin.tolist(), near.tolist()))[1])
+    if np.bincount(owner, minlength=ranks).all():
+        return owner, "metis"
+    return _greedy(begin, near, ranks), "greedy"  # METIS leaves parts of tiny graphs empty
 
 
 def routes_of(graph: NodeGraph, owner: np.ndarray, ranks: int) -> tuple[Route, ...]:
@@ -81,55 +71,45 @@ def routes_of(graph: NodeGraph, owner: np.ndarray, ranks: int) -> tuple[Route, .
 def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], model: str) -> list[GraphPart]:
     """Give each rank its nodes, edges and lists of rows.
 
-    Args:
-        graph: as divided.
-        owner: of each node.
-        routes: of `routes_of`.
-        model: gcn and gat have an edge from each node to itself; the weights of gcn are 1 / sqrt(d_i d_j),
-            those of the others 1 / d_j, with d = edges into a node.
+    gcn and gat have an edge from each node to itself; the weights of gcn are 1 / sqrt(d_i d_j), those of the
+    others 1 / d_j, with d = edges into a node.
     """
     num, ranks = graph.num_nodes, int(owner.max()) + 1
     source, target = graph.edges
     if model != "sage":
         other, own = source != target, np.arange(num)
         source, target = np.concatenate([source[other], own]), np.concatenate([target[other], own])
+    source, target = np.stack([source, target])[:, np.lexsort((source, target))]
     degree = np.maximum(np.bincount(target, minlength=num), 1).astype(np.float64)
     weight = 1 / np.sqrt(degree[source] * degree[target]) if model == "gcn" else 1 / degree[target]
     inside = np.ones(num, bool)
     inside[target[owner[source] != owner[target]]] = False
+    order = np.lexsort((~inside, owner))  # of each rank: central nodes first
+    nodes = np.split(order, np.searchsorted(owner[order], np.arange(1, ranks)))
     place = np.empty(num, np.int64)
-    nodes = []
-    for rank in range(ranks):
-        mine = np.flatnonzero(owner == rank)
-        nodes.append(np.concatenate([mine[inside[mine]], mine[~inside[mine]]]))
-        place[nodes[rank]] = np.arange(len(mine))
+    place[order] = np.concatenate([np.arange(len(mine)) for mine in nodes])
     parts = []
     for rank, mine in enumerate(nodes):
         to = {route.target: place[list(route.rows)] for route in routes if route.source == rank}
         of = {route.source: route.rows for route in routes if route.target == rank}
         halo = np.array([row for peer in sorted(of) for row in of[peer]], np.int64)
-        row = place.copy()
+        row, size = place.copy(), len(mine) + len(halo)
         row[halo] = len(mine) + np.arange(len(halo))
         into = owner[target] == rank
         far = into & (owner[source] != rank)
         weights = np.bincount(row[source[far]] - len(mine), weight[far] ** 2, minlength=len(halo))
         num_central = int(inside[mine].sum())
         blocks = [
-            _block(row[source[chosen]], place[target[chosen]], weight[chosen], first, count, rows)
-            for chosen, first, count, rows in (
+            BlockEdges(row[source[k]], place[target[k]] - first, weight[k].astype(np.float32), first, *sizes)
+            for k, first, *sizes in (
                 (into & inside[target], 0, num_central, len(mine)),
-                (into & ~inside[target], num_central, len(mine) - num_central, len(mine) + len(halo)),
+                (into & ~inside[target], num_central, len(mine) - num_central, size),
             )
         ]
         sends = tuple(to.get(peer, np.zeros(0, np.int64)) for peer in range(ranks))
         receives = tuple(len(of.get(peer, ())) for peer in range(ranks))
-        parts.append(GraphPart(rank, mine, blocks[0], blocks[1], sends, receives, weights))
+        parts.append(GraphPart(rank, mine, *blocks, sends, receives, weights))
     return parts
-
-
-def _block(source: np.ndarray, target: np.ndarray, weight: np.ndarray, *size: int) -> BlockEdges:
-    order = np.lexsort((source, target))
-    return BlockEdges(source[order], target[order] - size[0], weight[order].astype(np.float32), *size)
 
 
 def _neighbours(graph: NodeGraph) -> tuple[np.ndarray, np.ndarray]:
@@ -144,14 +124,11 @@ def _neighbours(graph: NodeGraph) -> tuple[np.ndarray, np.ndarray]:
 
 def _greedy(begin: np.ndarray, near: np.ndarray, ranks: int) -> np.ndarray:
     num = len(begin) - 1
-    owner, seen = np.full(num, -1), np.zeros(num, bool)
+    owner, seen, sizes = np.full(num, -1), np.zeros(num, bool), np.zeros(ranks)
     most = max(1.0, np.ceil(num / ranks * _SLACK))
-    sizes = np.zeros(ranks)
-    waiting: deque[int] = deque()
     for start in range(num):
-        if not seen[start]:
-            seen[start] = True
-            waiting.append(start)
+        waiting = deque([] if seen[start] else [start])
+        seen[start] = True
         while waiting:
             node = waiting.popleft()
             those = near[begin[node] : begin[node + 1]]

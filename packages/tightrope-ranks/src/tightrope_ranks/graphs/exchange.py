@@ -12,49 +12,31 @@ then its owners send it again by the same random numbers, and the same bits arri
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tightrope.core import Bytes
 from tightrope_ranks.compress.queue import MessageQueue, Ticket
 from tightrope_ranks.graphs.layers import EdgeBlock, GraphLayer
 from tightrope_ranks.graphs.rows import decode_rows, encode_rows, row_bytes
 from tightrope_ranks.values.graphs import GraphPart
 
-Routed = Mapping[tuple[int, int], np.ndarray]
-"""Per source and target of a route: bits of each row, uint8."""
 Key = tuple[int, bool]
 """A layer, and whether it is its backward."""
-_FLOAT: Final = 4
-_Lists = list[tuple[torch.Tensor, np.ndarray]]
+_Lists = list[tuple[Tensor, np.ndarray]]
 
 
-@dataclass(slots=True)
-class _Flight:
-    ticket: Ticket
-    out: torch.Tensor
-    arriving: torch.Tensor
-    lists: _Lists
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class MessageTime:
-    """What a message took.
-
-    Attributes:
-        key: its layer and direction.
-        sent: bytes of the rank that sent most.
-        seconds: on the way.
-        window: seconds in which something was computed meanwhile, or could have been.
-    """
+class MessageTime(NamedTuple):
+    """What a message took: seconds on the way, and seconds in which something could be computed meanwhile."""
 
     key: Key
-    sent: int
+    sent: Bytes  # of the rank that sent most
     seconds: float
     window: float
 
@@ -62,14 +44,8 @@ class MessageTime:
 class RowExchange:
     """What one rank sends and receives.
 
-    Args:
-        part: of this rank.
-        holds: per rank and layer, one of `tightrope_ranks.values.graphs.HOLDS`.
-        queue: all messages of the rank go through it.
-        seed: of the random numbers.
-
     Attributes:
-        widths: of every message.
+        widths: of every message: bits of each row, by source and target of its route.
         epoch: decides the random numbers too.
         exact: send floats, whatever the widths are.
         overlap: compute while messages are on the way.
@@ -84,34 +60,33 @@ class RowExchange:
         self, part: GraphPart, holds: Sequence[Sequence[str]], queue: MessageQueue, seed: int
     ) -> None:
         self.part, self.holds, self.queue, self.seed = part, holds, queue, seed
-        self.widths: Mapping[Key, Routed] = {}
+        self.mine = ["inputs" if not k and one == "kept" else one for k, one in enumerate(holds[part.rank])]
+        self.widths: Mapping[Key, Mapping[tuple[int, int], np.ndarray]] = {}
         self.blocks = EdgeBlock(part.central), EdgeBlock(part.marginal)
-        self.all = frozenset(range(len(part.sends)))
         self.epoch = self.live = self.peak = self.sent = 0
         self.exact, self.overlap = False, True
         self.times: list[MessageTime] = []
-        self.traced: dict[Key, dict[tuple[int, int], torch.Tensor]] = {}
-        self.inputs: torch.Tensor | None = None
+        self.traced: dict[Key, dict[tuple[int, int], Tensor]] = {}
+        self.inputs: Tensor | None = None
         self._sends = [torch.from_numpy(np.ascontiguousarray(one)) for one in part.sends]
         self._halo = torch.split(torch.arange(sum(part.receives)), list(part.receives))
-        self._flying: dict[Key, _Flight] = {}
+        self._flying: dict[Key, tuple[Ticket, Bytes, Tensor, _Lists, Bytes]] = {}
 
-    def fetchers(self, layer: int) -> frozenset[int]:
-        """Tell which ranks have the halo of a layer sent again."""
-        return frozenset(rank for rank in self.all if self.holds[rank][layer] == "fetched")
+    def readers(self, layer: int, *, again: bool = False) -> frozenset[int]:
+        """Tell which ranks get the rows of a layer in an epoch, or which get them again in its backward."""
+        often = layer > 0 and not again
+        return frozenset(k for k, those in enumerate(self.holds) if often or those[layer] == "fetched")
 
-    def prepare(self, features: torch.Tensor) -> None:
+    def prepare(self, features: Tensor) -> None:
         """Send the rows of the input to the ranks that keep them, once and as floats."""
-        keepers = self.all - self.fetchers(0)
         self.exact = True
-        self.send((0, False), features, keepers)
-        if self.part.rank in keepers:
-            self.inputs = self.join(0, features)
-        else:
-            self.take(-len(self.receive((0, False), features[:0])))
+        self.send((0, False), features, frozenset(range(len(self.holds))) - self.readers(0))
+        if self.mine[0] == "inputs":
+            self.inputs = self.room(features)
+        self.receive((0, False), features[:0] if self.inputs is None else self.inputs[len(features) :])
         self.exact = False
 
-    def through(self, number: int, layer: GraphLayer, x: torch.Tensor) -> torch.Tensor:
+    def through(self, number: int, layer: GraphLayer, x: Tensor) -> Tensor:
         """Compute a layer: (own nodes, columns) -> (own nodes, columns behind it)."""
         token = _RowsOut.apply(x, self, number)  # type: ignore[no-untyped-call]
         central = layer(x, self.blocks[0])
@@ -119,120 +94,117 @@ class RowExchange:
             marginal = _HeldHalo.apply(x, token, self, number, layer, *layer.parameters())  # type: ignore[no-untyped-call]
         else:
             marginal = layer(_HaloIn.apply(x, token, self, number), self.blocks[1])  # type: ignore[no-untyped-call]
-            if number or self.inputs is None:
-                self.take(-self.halo_bytes(x))
+            self.take(-self.halo_bytes(number, x))
         return torch.cat([central, marginal])
 
-    def send(self, key: Key, x: torch.Tensor, to: frozenset[int], *, again: bool = False) -> None:
+    def send(self, key: Key, x: Tensor, to: frozenset[int], *, again: bool = False) -> None:
         """Encode and send rows of ``x`` to ranks ``to``, or gradients of all of its halo to their owners."""
         x, me, columns = x.contiguous(), self.part.rank, x.shape[1]
         leaving, lists = self.lists(key, to, out=True), self.lists(key, to, out=False)
-        sizes, comes = (
-            [int(row_bytes(columns, bits).sum()) for _, bits in those] for those in (leaving, lists)
-        )
+        sizes, comes = _sizes(columns, leaving), _sizes(columns, lists)
         out, arriving = (torch.empty(sum(those), dtype=torch.uint8) for those in (sizes, comes))
         self.take(len(out) + len(arriving))
         for peer, (wire, (which, bits)) in enumerate(zip(torch.split(out, sizes), leaving, strict=True)):
             route = (peer, me) if key[1] else (me, peer)
             if len(which):
                 traced = None if self.exact or again else self.traced.get(key, {}).get(route)
-                encode_rows(x, which, bits, self._seed(key, route), wire, traced)
+                seed = crc32(repr((self.seed, self.epoch, key, route)).encode())
+                encode_rows(x, which, bits, seed, wire, traced)
         what = f"{'gradients' if key[1] else 'rows'} of layer {key[0]}"
         most = self.most(key, columns, to)
         ticket = self.queue.put(lambda: dist.all_to_all_single(arriving, out, comes, sizes), what, most)
-        self._flying[key] = _Flight(ticket, out, arriving, lists, most)
+        self._flying[key] = ticket, len(out), arriving, lists, most
         self.sent += len(out)
         if not self.overlap:
             self.queue.wait(ticket)
 
-    def receive(self, key: Key, into: torch.Tensor) -> torch.Tensor:
-        """Wait for a message, write its rows or add its gradients; the caller gives back what came."""
-        flight, now = self._flying.pop(key), time.perf_counter()
-        self.queue.wait(flight.ticket)
-        took = flight.ticket.end - flight.ticket.start
+    def receive(self, key: Key, into: Tensor, *, keep: bool = False) -> Tensor:
+        """Wait for a message, write its rows or add its gradients; give what came, counted if it is kept."""
+        now = time.perf_counter()
+        ticket, out, arriving, lists, most = self._flying.pop(key)
+        self.queue.wait(ticket)
         if not self.exact:
-            self.times.append(MessageTime(key, flight.most, took, max(0.0, now - flight.ticket.start)))
-        self.decode(flight.arriving, flight.lists, into, add=key[1])
-        self.take(-len(flight.out))
-        return flight.arriving
+            window = max(0.0, now - ticket.start)
+            self.times.append(MessageTime(key, most, ticket.end - ticket.start, window))
+        decode(arriving, lists, into, add=key[1])
+        self.take(-out if keep else -out - len(arriving))
+        return arriving
 
-    def decode(self, wire: torch.Tensor, lists: _Lists, into: torch.Tensor, *, add: bool = False) -> None:
-        """Write the rows of a message, or add them."""
-        sizes = [int(row_bytes(into.shape[1], bits).sum()) for _, bits in lists]
-        for part, (which, bits) in zip(torch.split(wire, sizes), lists, strict=True):
-            if len(which):
-                decode_rows(part, which, bits, into, add=add)
-
-    def join(self, number: int, x: torch.Tensor) -> torch.Tensor:
+    def join(self, number: int, x: Tensor) -> Tensor:
         """Give the own rows and behind them the halo, once it is there."""
-        if number == 0 and self.inputs is not None:
-            if (0, False) in self._flying:  # others have it sent again
-                self.take(-len(self.receive((0, False), x[:0])))
+        key = number, False
+        if self.mine[number] == "inputs":
+            if key in self._flying:  # others have it sent again
+                self.receive(key, x[:0])
+            assert self.inputs is not None
             return self.inputs
         joined = self.room(x)
-        self.take(-len(self.receive((number, False), joined[len(x) :])))
+        self.receive(key, joined[len(x) :])
         return joined
 
-    def room(self, x: torch.Tensor) -> torch.Tensor:
+    def room(self, x: Tensor) -> Tensor:
         """Give the own rows and room for the halo."""
         joined = x.new_empty(len(x) + sum(self.part.receives), x.shape[1])
         joined[: len(x)] = x
-        self.take(self.halo_bytes(x))
+        self.take(joined[len(x) :].nbytes)
         return joined
 
-    def take(self, size: int) -> None:
+    def take(self, size: Bytes) -> None:
         """Count bytes that are now held; negative = given back."""
         self.live += size
         self.peak = max(self.peak, self.live)
 
-    def halo_bytes(self, x: torch.Tensor) -> int:
-        """Bytes of the halo in front of a layer."""
-        return sum(self.part.receives) * x.shape[1] * _FLOAT
+    def halo_bytes(self, number: int, x: Tensor) -> Bytes:
+        """Bytes of the halo in front of a layer, where it does not stay."""
+        return 0 if self.mine[number] == "inputs" else sum(self.part.receives) * x.shape[1] * x.itemsize
 
     def lists(self, key: Key, to: frozenset[int], *, out: bool) -> _Lists:
         """Give per rank which rows leave or arrive, and their widths; rows go to ranks ``to`` alone."""
-        found, me = [], self.part.rank
-        for peer, rows in enumerate(self._sends if out != key[1] else self._halo):
-            route = (me, peer) if out != key[1] else (peer, me)
-            if not len(rows) or (not key[1] and route[1] not in to):
-                found.append((rows[:0], np.zeros(0, np.uint8)))
-            else:
-                bits = np.full(len(rows), 32, np.uint8) if self.exact else self.widths[key][route]
-                found.append((rows, bits))
+        found, me, owned = [], self.part.rank, out != key[1]
+        for peer, all_ in enumerate(self._sends if owned else self._halo):
+            route = (me, peer) if owned else (peer, me)
+            rows = all_ if key[1] or route[1] in to else all_[:0]
+            floats = self.exact or not len(rows)
+            found.append((rows, np.full(len(rows), 32, np.uint8) if floats else self.widths[key][route]))
         return found
 
-    def most(self, key: Key, columns: int, to: frozenset[int]) -> int:
+    def most(self, key: Key, columns: int, to: frozenset[int]) -> Bytes:
         """Bytes of the rank that sends most: the others wait for it."""
-        sent = dict.fromkeys(self.all, 0)
-        for (source, target), bits in self.widths[key].items() if key in self.widths else ():
+        sent = [0] * len(self.holds)
+        for (source, target), bits in self.widths[key].items():
             if key[1] or target in to:
-                size = 4 * columns * len(bits) if self.exact else int(row_bytes(columns, bits).sum())
-                sent[target if key[1] else source] += size
-        return max(sent.values())
+                size = row_bytes(columns, np.full_like(bits, 32) if self.exact else bits)
+                sent[target if key[1] else source] += int(size.sum())
+        return max(sent)
 
-    def _seed(self, key: Key, route: tuple[int, int]) -> int:
-        number = 0
-        for digit in (self.seed, self.epoch, *key, *route):
-            number = (number * 0x9E3779B1 + digit) & 0xFFFFFFFF
-        return number
+
+def _sizes(columns: int, lists: _Lists) -> list[Bytes]:
+    return [int(row_bytes(columns, bits).sum()) for _, bits in lists]
+
+
+def decode(wire: Tensor, lists: _Lists, into: Tensor, *, add: bool = False) -> None:
+    """Write the rows of a message, or add them."""
+    for part, (which, bits) in zip(torch.split(wire, _sizes(into.shape[1], lists)), lists, strict=True):
+        if len(which):
+            decode_rows(part, which, bits, into, add=add)
 
 
 class _RowsOut(torch.autograd.Function):
     """Send rows; in the backward wait for their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, exchange: RowExchange, number: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, exchange: RowExchange, number: int) -> Tensor:
         ctx.exchange, ctx.number, ctx.shape = exchange, number, x.shape
-        to = exchange.all if number else exchange.fetchers(0)
+        to = exchange.readers(number)
         if to:
             exchange.send((number, False), x, to)
         return x.new_zeros(())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: torch.Tensor) -> Any:
+    def backward(ctx: Any, _: Tensor) -> Any:
         grad = torch.zeros(ctx.shape)
-        ctx.exchange.take(-len(ctx.exchange.receive((ctx.number, True), grad)))
+        ctx.exchange.receive((ctx.number, True), grad)
         return grad, None, None
 
 
@@ -240,21 +212,21 @@ class _HaloIn(torch.autograd.Function):
     """Wait for a halo; in the backward send its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, _: Any, exchange: RowExchange, number: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, _: Any, exchange: RowExchange, number: int) -> Tensor:
         ctx.exchange, ctx.number, ctx.rows = exchange, number, len(x)
         return exchange.join(number, x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return _send_back(ctx, grad), torch.zeros(()), None, None
 
 
-def _send_back(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+def _send_back(ctx: Any, grad: Tensor) -> Tensor:
     exchange, halo = ctx.exchange, grad[ctx.rows :]
-    exchange.take(halo.numel() * _FLOAT)
-    exchange.send((ctx.number, True), halo, exchange.all)
-    exchange.take(-halo.numel() * _FLOAT)
+    exchange.take(halo.nbytes)
+    exchange.send((ctx.number, True), halo, frozenset())
+    exchange.take(-halo.nbytes)
     return grad[: ctx.rows]
 
 
@@ -265,55 +237,47 @@ class _HeldHalo(torch.autograd.Function):
     def forward(ctx: Any, x: Any, _: Any, exchange: RowExchange, number: int, layer: Any, *__: Any) -> Any:
         ctx.exchange, ctx.number, ctx.layer, ctx.rows = exchange, number, layer, len(x)
         ctx.save_for_backward(x)
-        ctx.hold = exchange.holds[exchange.part.rank][number]
-        resident = number == 0 and exchange.inputs is not None
-        size = exchange.halo_bytes(x)
-        ctx.held = None
-        if ctx.hold == "packed":
+        if exchange.mine[number] == "packed":
             joined = exchange.room(x)
-            ctx.held = exchange.receive((number, False), joined[len(x) :])
+            ctx.held = exchange.receive((number, False), joined[len(x) :], keep=True)
         else:
             joined = exchange.join(number, x)
-        if ctx.hold == "kept" and not resident:
+        if exchange.mine[number] == "kept":
             ctx.held = joined[len(x) :].clone()
-            exchange.take(size)
+            exchange.take(ctx.held.nbytes)
         out = layer(joined, exchange.blocks[1])
-        if not resident:
-            exchange.take(-size)
+        exchange.take(-exchange.halo_bytes(number, x))
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        exchange, (x,) = ctx.exchange, ctx.saved_tensors
-        joined = _held_again(ctx, x)
-        parameters = list(ctx.layer.parameters())
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        joined = _held_again(ctx)
         with torch.enable_grad():
             rows = joined.detach().requires_grad_(ctx.number > 0)
-            out = ctx.layer(rows, exchange.blocks[1])
-            wanted = [*([rows] if ctx.number else []), *parameters]
+            out = ctx.layer(rows, ctx.exchange.blocks[1])
+            wanted = [*([rows] if ctx.number else []), *ctx.layer.parameters()]
             grads = list(torch.autograd.grad(out, wanted, grad))
         own = _send_back(ctx, grads.pop(0)) if ctx.number else None
-        if joined is not exchange.inputs:
-            exchange.take(-exchange.halo_bytes(x))
+        ctx.exchange.take(-ctx.exchange.halo_bytes(ctx.number, joined))
         return own, torch.zeros(()) if ctx.number else None, None, None, None, *grads
 
 
-def _held_again(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-    exchange: RowExchange = ctx.exchange
-    number: int = ctx.number
-    fetchers = exchange.fetchers(number)
-    if fetchers:
-        exchange.send((number, False), x, fetchers, again=True)
-    if ctx.hold == "fetched" or (number == 0 and exchange.inputs is not None):
-        return exchange.join(number, x)
-    if fetchers:
-        exchange.take(-len(exchange.receive((number, False), x[:0])))
+def _held_again(ctx: Any) -> Tensor:
+    """Give the rows that the forward had, from what was held or is sent again."""
+    exchange, key, (x,) = ctx.exchange, (ctx.number, False), ctx.saved_tensors
+    again, hold = exchange.readers(ctx.number, again=True), exchange.mine[ctx.number]
+    if again:
+        exchange.send(key, x, again, again=True)
+    if hold in ("fetched", "inputs"):
+        return exchange.join(ctx.number, x)  # type: ignore[no-any-return]
+    if again:
+        exchange.receive(key, x[:0])
     joined = exchange.room(x)
-    if ctx.hold == "packed":
-        exchange.decode(ctx.held, exchange.lists((number, False), exchange.all, out=False), joined[len(x) :])
+    if hold == "packed":
+        decode(ctx.held, exchange.lists(key, exchange.readers(ctx.number), out=False), joined[len(x) :])
     else:
         joined[len(x) :] = ctx.held
-    exchange.take(-ctx.held.numel() * ctx.held.element_size())
+    exchange.take(-ctx.held.nbytes)
     ctx.held = None
-    return joined
+    return joined  # type: ignore[no-any-return]

@@ -10,7 +10,6 @@ import warnings
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -19,38 +18,20 @@ from tightrope_ranks.values.graphs import BlockEdges
 
 
 class EdgeBlock:
-    """The edges into some nodes, as layers read them.
-
-    Args:
-        edges: of `GraphPart`.
-
-    Attributes:
-        source: row of each edge's start, (E,).
-        target: place of each edge's end, (E,).
-        own: rows of the block's nodes.
-        num: of the nodes.
-    """
+    """The edges into some nodes as layers read them; ``own`` are the rows of its ``num`` nodes."""
 
     def __init__(self, edges: BlockEdges) -> None:
         self.source, self.target = torch.from_numpy(edges.source), torch.from_numpy(edges.target)
         self.num, self.own = edges.num, slice(edges.first, edges.first + edges.num)
-        shape = (edges.num, edges.rows)
-        self._into = _sparse(edges.target, edges.source, edges.weight, shape)
-        self._out_of = _sparse(edges.source, edges.target, edges.weight, shape[::-1])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse", UserWarning)
+            ends, weight = torch.stack([self.target, self.source]), torch.from_numpy(edges.weight)
+            into = torch.sparse_coo_tensor(ends, weight, (edges.num, edges.rows))
+            self._into, self._out_of = into.to_sparse_csr(), into.t().to_sparse_csr()
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Add up the rows of each node's neighbours, times the weights: (rows, columns) -> (num, columns)."""
         return _NeighbourSums.apply(rows, self._into, self._out_of)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _sparse(to: np.ndarray, of: np.ndarray, weight: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor:
-    order = np.lexsort((of, to))
-    begin = np.searchsorted(to[order], np.arange(shape[0] + 1))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse", UserWarning)
-        return torch.sparse_csr_tensor(
-            torch.from_numpy(begin), torch.from_numpy(of[order]), torch.from_numpy(weight[order]), shape
-        )
 
 
 class _NeighbourSums(torch.autograd.Function):
@@ -66,13 +47,10 @@ class _NeighbourSums(torch.autograd.Function):
 
 
 class GraphLayer(nn.Module):
-    """A layer over rows: ``forward(rows, block)`` gives the nodes of the block.
-
-    Attributes:
-        reads_halo: whether its backward reads the rows, and not their sums alone.
-    """
+    """A layer over rows: ``forward(rows, block)`` gives the nodes of the block."""
 
     reads_halo: ClassVar[bool] = False
+    """Whether its backward reads the rows, and not their sums alone."""
 
 
 class GraphConvolution(GraphLayer):
@@ -100,26 +78,17 @@ class GraphSage(GraphLayer):
 
 
 class GraphAttention(GraphLayer):
-    """GAT: sums of neighbours' rows times a matrix, weighted by attention; heads stand side by side.
-
-    Args:
-        columns: of a row.
-        out: columns of all heads together.
-        heads: how many; one where they do not divide ``out``.
-    """
+    """GAT: sums of neighbours' rows times a matrix, weighted by attention in four heads, or one."""
 
     reads_halo = True
 
-    def __init__(self, columns: int, out: int, heads: int = 4) -> None:
+    def __init__(self, columns: int, out: int) -> None:
         super().__init__()
-        self.heads = heads if out % heads == 0 else 1
+        self.heads = 1 if out % 4 else 4
         self.linear = nn.Linear(columns, out, bias=False)
         self.bias = nn.Parameter(torch.zeros(out))
-        self.source, self.target = (
-            nn.Parameter(torch.empty(self.heads, out // self.heads)) for _ in range(2)
-        )
-        nn.init.xavier_uniform_(self.source)
-        nn.init.xavier_uniform_(self.target)
+        empty = torch.empty(2, self.heads, out // self.heads)
+        self.source, self.target = (nn.Parameter(nn.init.xavier_uniform_(one)) for one in empty)
 
     def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
         """See `GraphLayer`."""
@@ -129,26 +98,19 @@ class GraphAttention(GraphLayer):
         scores = nn.functional.leaky_relu(scores, 0.2)
         place = block.target.unsqueeze(1).expand_as(scores)
         top = scores.new_full((block.num, self.heads), -torch.inf)
-        top = top.scatter_reduce(0, place, scores.detach(), "amax", include_self=True)
+        top = top.scatter_reduce(0, place, scores.detach(), "amax")
         powers = (scores - top[block.target]).exp()
         total = powers.new_zeros(block.num, self.heads).index_add(0, block.target, powers)
-        share = (powers / total[block.target]).unsqueeze(-1)
-        sums = values.new_zeros(block.num, *values.shape[1:])
-        sums = sums.index_add(0, block.target, share * values[block.source])
-        return torch.flatten(sums, 1) + self.bias
+        shares = (powers / total[block.target]).unsqueeze(-1) * values[block.source]
+        sums = values.new_zeros(block.num, *values.shape[1:]).index_add(0, block.target, shares)
+        return sums.flatten(1) + self.bias
 
 
 MODELS = {"gcn": GraphConvolution, "sage": GraphSage, "gat": GraphAttention}
 
 
 def build(model: str, columns: tuple[int, ...], seed: int) -> nn.ModuleList:
-    """Make the layers of a model with random parameters that depend on the seed alone.
-
-    Args:
-        model: gcn, sage or gat.
-        columns: of the input, behind each layer, and so of the classes.
-        seed: of the parameters.
-    """
+    """Make the layers between these columns, with random parameters that depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.ModuleList(MODELS[model](a, b) for a, b in pairwise(columns))

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from tightrope.native.interface import INTEGER, POINTER, load
 
@@ -34,57 +34,34 @@ def row_bytes(columns: int, bits: "int | np.ndarray") -> np.ndarray:
 
 
 def encode_rows(
-    x: torch.Tensor,
-    which: torch.Tensor,
-    bits: np.ndarray,
-    seed: int,
-    out: torch.Tensor,
-    traced: torch.Tensor | None = None,
+    x: Tensor, which: Tensor, bits: np.ndarray, seed: int, out: Tensor, traced: Tensor | None = None
 ) -> None:
-    """Encode rows of ``x`` one behind another.
+    """Encode rows ``which`` of ``x``, each in its own ``bits`` (uint8), one behind another into ``out``.
 
-    Args:
-        x: (rows, columns), 32-bit floats, contiguous.
-        which: rows to encode, 64-bit integers.
-        bits: of each of these, one of `WIDTHS`, uint8.
-        seed: of this message; with the place in ``which`` it decides the random numbers.
-        out: bytes, as many as `row_bytes` says.
-        traced: the square of each row's range is added here, 32-bit floats.
+    ``seed`` and the place in ``which`` decide the random numbers. ``traced`` gets squares of ranges.
     """
     assert x.is_contiguous()
     assert out.numel() == row_bytes(x.shape[1], bits).sum()
+    add_to = None if traced is None else traced.data_ptr()
+    which_, bits_ = which.data_ptr(), bits.ctypes.data
     _library().tightrope_rows_encode(
-        x.data_ptr(), x.shape[1], which.data_ptr(), bits.ctypes.data, len(bits), seed,
-        None if traced is None else traced.data_ptr(), out.data_ptr(),
-    )  # fmt: skip
+        x.data_ptr(), x.shape[1], which_, bits_, len(bits), seed, add_to, out.data_ptr()
+    )
 
 
-def decode_rows(
-    wire: torch.Tensor, which: torch.Tensor, bits: np.ndarray, out: torch.Tensor, *, add: bool = False
-) -> None:
-    """Write rows to places ``which`` of ``out``, or add them there.
-
-    Args:
-        wire: what `encode_rows` wrote.
-        which: rows of ``out``.
-        bits: as encoded.
-        out: (rows, columns), 32-bit floats, contiguous.
-        add: to what is there.
-    """
+def decode_rows(wire: Tensor, which: Tensor, bits: np.ndarray, out: Tensor, *, add: bool = False) -> None:
+    """Write the rows that `encode_rows` wrote to places ``which`` of ``out``, or add them there."""
     assert out.is_contiguous()
+    which_, bits_ = which.data_ptr(), bits.ctypes.data
     _library().tightrope_rows_decode(
-        wire.data_ptr(), out.shape[1], which.data_ptr(), bits.ctypes.data, len(bits), add, out.data_ptr()
+        wire.data_ptr(), out.shape[1], which_, bits_, len(bits), add, out.data_ptr()
     )
 
 
 @cache
 def _library() -> ctypes.CDLL:
     native = load("rows")
-    native.tightrope_rows_encode.argtypes = [
-        POINTER, INTEGER, POINTER, POINTER, INTEGER, INTEGER, POINTER, POINTER,
-    ]  # fmt: skip
-    native.tightrope_rows_decode.argtypes = [
-        POINTER, INTEGER, POINTER, POINTER, INTEGER, INTEGER, POINTER,
-    ]  # fmt: skip
+    shared = [POINTER, INTEGER, POINTER, POINTER, INTEGER, INTEGER, POINTER]
+    native.tightrope_rows_encode.argtypes, native.tightrope_rows_decode.argtypes = [*shared, POINTER], shared
     native.tightrope_rows_encode.restype = native.tightrope_rows_decode.restype = None
     return native

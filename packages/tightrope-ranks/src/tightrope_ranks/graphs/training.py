@@ -274,7 +274,7 @@ class GraphTrainer:
                     for pair in self.pairs
                 ]
                 for layer, backward in self.widths
-                if layer or self.exchange.fetchers(0)
+                if layer or self.exchange.readers(0)
             }  # fmt: skip
             answer = [
                 (
@@ -294,7 +294,7 @@ class GraphTrainer:
         forecasts = []
         for seconds, times in self.profile:
             for one in times:
-                to = self.exchange.all if one.key[0] else self.exchange.fetchers(0)
+                to = self.exchange.readers(one.key[0])
                 size = self.exchange.most(one.key, self.plan.columns[one.key[0]], to)
                 late = max(0.0, one.seconds - _span(link, one.sent))  # of the other ranks
                 new = late + _span(link, size)
