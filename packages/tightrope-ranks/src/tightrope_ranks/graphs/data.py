@@ -59,13 +59,13 @@ def read_graph(data: Any) -> NodeGraph:
     return NodeGraph(np.ascontiguousarray(edges, np.int64), rows, y.astype(np.int64), *masks)
 
 
-def _refuse(wrong: np.ndarray, says: Callable[[int], str]) -> None:
+def _refuse(wrong: Any, says: Callable[[int], str]) -> None:
     if wrong.any():
         raise TightropeError(says(int(wrong.argmax())))
 
 
 def _array(data: Any, name: str, default: np.ndarray | None = None) -> np.ndarray:
-    value = getattr(data, name, None)
+    value: Any = getattr(data, name, None)
     if value is None and (default is None or name == "train_mask"):
         raise TightropeError(f"the graph has no {name}; it needs edge_index, x, y and train_mask.")
     if hasattr(value, "detach"):

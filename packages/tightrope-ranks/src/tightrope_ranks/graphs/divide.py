@@ -99,16 +99,16 @@ def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], mod
         far = into & (owner[source] != rank)
         weights = np.bincount(row[source[far]] - len(mine), weight[far] ** 2, minlength=len(halo))
         num_central = int(inside[mine].sum())
-        blocks = [
+        central, marginal = (
             BlockEdges(row[source[k]], place[target[k]] - first, weight[k].astype(np.float32), first, *sizes)
             for k, first, *sizes in (
                 (into & inside[target], 0, num_central, len(mine)),
                 (into & ~inside[target], num_central, len(mine) - num_central, size),
             )
-        ]
+        )
         sends = tuple(to.get(peer, np.zeros(0, np.int64)) for peer in range(ranks))
         receives = tuple(len(of.get(peer, ())) for peer in range(ranks))
-        parts.append(GraphPart(rank, mine, *blocks, sends, receives, weights))
+        parts.append(GraphPart(rank, mine, central, marginal, sends, receives, weights))
     return parts
 
 

@@ -42,19 +42,7 @@ class MessageTime(NamedTuple):
 
 
 class RowExchange:
-    """What one rank sends and receives.
-
-    Attributes:
-        widths: of every message: bits of each row, by source and target of its route.
-        epoch: decides the random numbers too.
-        exact: send floats, whatever the widths are.
-        overlap: compute while messages are on the way.
-        peak: most bytes that messages and halos took at once.
-        sent: bytes that this rank sent.
-        times: of messages that were not exact.
-        traced: per layer and direction, per route, sums of squared ranges of its rows; empty = not traced.
-        inputs: own features and those of the halo, where they are kept.
-    """
+    """What one rank sends and receives, in ``widths``: bits of each row, by source and target of its route."""
 
     def __init__(
         self, part: GraphPart, holds: Sequence[Sequence[str]], queue: MessageQueue, seed: int
@@ -63,11 +51,11 @@ class RowExchange:
         self.mine = ["inputs" if not k and one == "kept" else one for k, one in enumerate(holds[part.rank])]
         self.widths: Mapping[Key, Mapping[tuple[int, int], np.ndarray]] = {}
         self.blocks = EdgeBlock(part.central), EdgeBlock(part.marginal)
-        self.epoch = self.live = self.peak = self.sent = 0
-        self.exact, self.overlap = False, True
-        self.times: list[MessageTime] = []
-        self.traced: dict[Key, dict[tuple[int, int], Tensor]] = {}
-        self.inputs: Tensor | None = None
+        self.epoch = self.sent = self.live = self.peak = 0  # bytes sent; held by messages and halos
+        self.exact, self.overlap = False, True  # send floats; compute while messages are on the way
+        self.times: list[MessageTime] = []  # of messages that were not exact
+        self.traced: dict[Key, dict[tuple[int, int], Tensor]] = {}  # sums of squared ranges of rows
+        self.inputs: Tensor | None = None  # own features and those of the halo, where they are kept
         self._sends = [torch.from_numpy(np.ascontiguousarray(one)) for one in part.sends]
         self._halo = torch.split(torch.arange(sum(part.receives)), list(part.receives))
         self._flying: dict[Key, tuple[Ticket, Bytes, Tensor, _Lists, Bytes]] = {}

@@ -13,31 +13,29 @@ Gaps        Ranks choose one by one: each leaves room to send its rows to all ot
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope_ranks.graphs.rows import row_bytes
 from tightrope_ranks.values.graphs import Route
 
 _DECODE, _WIRE, _FLOAT = 4e-10, 8e-9, 4
+Holds = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
 class RowTraffic:
-    """What travels.
+    """What travels: ``sizes`` has the bytes of each route's message, per layer and direction."""
 
-    Attributes:
-        columns: of rows in front of each layer.
-        reads: whether layers read their halo in the backward.
-        routes: of the plan.
-        sizes: per layer and direction, bytes of each route's message.
-    """
-
-    columns: Sequence[int]
-    reads: bool
-    routes: Sequence[Route]
-    sizes: Mapping[tuple[int, bool], Sequence[Bytes]]
+    def __init__(
+        self, columns: Sequence[int], reads: bool, routes: Sequence[Route],
+        widths: Mapping[tuple[int, bool], Sequence[np.ndarray]],
+    ) -> None:  # fmt: skip
+        self.columns, self.reads, self.routes = columns, reads, routes
+        self.sizes = {
+            key: [int(row_bytes(columns[key[0]], bits).sum()) for bits in those]
+            for key, those in widths.items()
+        }
 
     def of(self, rank: int) -> list[int]:
         """List the routes from a rank."""
@@ -51,60 +49,45 @@ class RowTraffic:
         """Add up the bytes of rows as floats."""
         return sum(len(self.routes[k].rows) for k in routes) * self.columns[layer] * _FLOAT
 
-
-def traffic(
-    columns: Sequence[int], reads: bool, routes: Sequence[Route], widths: Mapping[tuple[int, bool], Any]
-) -> RowTraffic:
-    """Add up the bytes of each message."""
-    sizes = {
-        key: [int(row_bytes(columns[key[0]], bits).sum()) for bits in those] for key, those in widths.items()
-    }
-    return RowTraffic(columns, reads, routes, sizes)
+    def sent(self, layer: int, routes: Sequence[int], *, backward: bool = False) -> Bytes:
+        """Add up the bytes of messages."""
+        return sum(self.sizes[layer, backward][k] for k in routes)
 
 
-def peak(all_: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
+def peak(all_: RowTraffic, rank: int, holds: Holds) -> Bytes:
     """Play the start, an evaluation and an epoch of one rank; give its most bytes."""
     of, to, mine = all_.of(rank), all_.to(rank), holds[rank]
     layers = range(len(all_.columns))
     rows = [all_.floats(layer, to) for layer in layers]
+    fetched = [[k for k in of if holds[all_.routes[k].target][layer] == "fetched"] for layer in layers]
     live = first = rows[0] * (mine[0] != "fetched")
-    kept = [k for k in of if holds[all_.routes[k].target][0] != "fetched"]
-    events = [all_.floats(0, kept) + 2 * first]
+    events = [all_.floats(0, of) - all_.floats(0, fetched[0]) + 2 * first]
     for layer in layers:
-        fetched = [k for k in of if holds[all_.routes[k].target][layer] == "fetched"]
-        leaving = of if layer else fetched
+        leaving = of if layer else fetched[0]
         comes = layer > 0 or not first
-        arriving = sum(all_.sizes[layer, False][k] for k in to) * comes
+        arriving = all_.sent(layer, to) * comes
         events.append(first + all_.floats(layer, leaving) + 2 * rows[layer] * comes)
-        events.append(
-            live + sum(all_.sizes[layer, False][k] for k in leaving) + arriving + rows[layer] * comes
-        )
+        events.append(live + all_.sent(layer, leaving) + arriving + rows[layer] * comes)
         if mine[layer] == "kept" and comes:
             events.append(live + 2 * rows[layer])
             live += rows[layer]
         live += arriving * (mine[layer] == "packed")
     for layer in reversed(layers):
-        fetched = [k for k in of if holds[all_.routes[k].target][layer] == "fetched"]
-        arriving = sum(all_.sizes[layer, False][k] for k in to)
+        arriving = all_.sent(layer, to)
         if all_.reads:
-            again = sum(all_.sizes[layer, False][k] for k in fetched)
-            events.append(live + again + (arriving + rows[layer]) * (mine[layer] == "fetched"))
+            again = (arriving + rows[layer]) * (mine[layer] == "fetched")
+            events.append(live + all_.sent(layer, fetched[layer]) + again)
         if layer and mine[layer] in ("kept", "packed"):
             events.append(live + rows[layer])
             live -= arriving if mine[layer] == "packed" else rows[layer]
         if layer:
-            back = sum(all_.sizes[layer, True][k] for k in (*of, *to))
-            events.append(live + (2 if all_.reads else 1) * rows[layer] + back)
+            back = all_.sent(layer, [*of, *to], backward=True)
+            events.append(live + (1 + all_.reads) * rows[layer] + back)
     return max(events)
 
 
 def choose_holds(all_: RowTraffic, ranks: int, limit: Bytes | None) -> tuple[tuple[str, ...], ...]:
-    """Choose per rank and layer.
-
-    Args:
-        all_: what travels, with the largest sizes that will be used.
-        ranks: how many.
-        limit: bytes of a rank; None = any.
+    """Choose per rank and layer; ``all_`` has the largest sizes that will be used.
 
     Raises:
         InfeasibleError: the limit cannot be held; names one that can.
@@ -116,10 +99,8 @@ def choose_holds(all_: RowTraffic, ranks: int, limit: Bytes | None) -> tuple[tup
         priced = []
         for holds in itertools.product(("kept", "fetched"), *[others] * (len(all_.columns) - 1)):
             size = peak(all_, rank, [*everyone[:rank], holds, *everyone[rank + 1 :]])
-            start = (
-                2 * all_.floats(0, all_.to(rank)) * (holds[0] == "kept")
-            )  # where all others keep the input
-            size = max(size, start + all_.floats(0, all_.of(rank)))
+            own = 2 * all_.floats(0, all_.to(rank)) * (holds[0] == "kept")
+            size = max(size, own + all_.floats(0, all_.of(rank)))  # where all others keep the input
             priced.append((price(all_, rank, holds), size, holds))
         smallest = max(smallest, min(size for _, size, _ in priced))
         chosen.append(min((one for one in priced if limit is None or one[1] <= limit), default=(0, 0, ()))[2])
@@ -134,10 +115,10 @@ def choose_holds(all_: RowTraffic, ranks: int, limit: Bytes | None) -> tuple[tup
 
 def price(all_: RowTraffic, rank: int, holds: Sequence[str]) -> float:
     """Give the seconds that a choice adds to an epoch, at 1 Gbit/s and the decoder's pace."""
-    seconds = 0.0
+    seconds, to = 0.0, all_.to(rank)
     for layer, hold in enumerate(holds):
-        decoded = all_.floats(layer, all_.to(rank)) * _DECODE
-        sent = sum(all_.sizes[layer, False][k] for k in all_.to(rank)) * _WIRE + decoded
+        decoded = all_.floats(layer, to) * _DECODE
         times = (layer == 0) + all_.reads  # forward of the input, and where the backward reads it
-        seconds += sent * times if hold == "fetched" else decoded * (hold == "packed")
+        fetched = times * (all_.sent(layer, to) * _WIRE + decoded)
+        seconds += fetched if hold == "fetched" else decoded * (hold == "packed")
     return seconds

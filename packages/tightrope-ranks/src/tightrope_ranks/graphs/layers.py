@@ -103,7 +103,7 @@ class GraphAttention(GraphLayer):
         total = powers.new_zeros(block.num, self.heads).index_add(0, block.target, powers)
         shares = (powers / total[block.target]).unsqueeze(-1) * values[block.source]
         sums = values.new_zeros(block.num, *values.shape[1:]).index_add(0, block.target, shares)
-        return sums.flatten(1) + self.bias
+        return torch.flatten(sums, 1) + self.bias
 
 
 MODELS = {"gcn": GraphConvolution, "sage": GraphSage, "gat": GraphAttention}

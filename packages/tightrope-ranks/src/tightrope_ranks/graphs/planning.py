@@ -12,13 +12,12 @@ from tightrope.core.units import shown
 from tightrope_ranks.compress.queue import Link
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import divide, routes_of
-from tightrope_ranks.graphs.holds import choose_holds, peak, traffic
+from tightrope_ranks.graphs.holds import RowTraffic, choose_holds, peak
+from tightrope_ranks.graphs.layers import MODELS
 from tightrope_ranks.graphs.rows import WIDTHS
 from tightrope_ranks.graphs.widths import choose_widths
 from tightrope_ranks.values.graphs import GraphPlan, NodeGraph, Route, RowMessage, WidthProblem
 
-READS: Final = {"gcn": False, "sage": False, "gat": True}
-"""The models, and whether their backward reads the halo."""
 WARM: Final = 8
 """Bits of all rows until ranges are known."""
 Keyed = dict[tuple[int, bool], list[np.ndarray]]
@@ -62,12 +61,10 @@ class GraphOptions:
 
 def check_options(options: GraphOptions) -> None:
     """Refuse options that mean nothing."""
-    if options.model not in READS:
-        raise TightropeError(f"there is no model {shown(options.model)}; there are {', '.join(READS)}.")
+    if options.model not in MODELS:
+        raise TightropeError(f"there is no model {shown(options.model)}; there are {', '.join(MODELS)}.")
     if options.bits not in (None, *WIDTHS):
-        raise TightropeError(
-            f"bits is {shown(options.bits)}; rows have 2, 4, 8 or 32 bits, or None for a choice."
-        )
+        raise TightropeError(f"bits is {shown(options.bits)}; rows have 2, 4, 8 or 32 bits; None = chosen.")
     counts = {"hidden": 65536, "layers": 8, "epochs": 10**6, "group": 10**9, "every": 10**6, "seed": 2**31}
     for name, most in counts.items():
         value = getattr(options, name)
@@ -111,15 +108,15 @@ def plan(graph: Any, ranks: int, options: GraphOptions | None = None, *, parts: 
     check_options(options)
     graph = read_graph(graph)
     owner, divided_by = divide(graph, ranks, parts)
-    routes = routes_of(graph, owner, ranks)
-    columns = columns_of(graph, options)[:-1]
-    reads = READS[options.model]
-    widths = uniform(routes, len(columns), options.bits or WARM)
+    routes, columns = routes_of(graph, owner, ranks), columns_of(graph, options)[:-1]
+    reads, widths = MODELS[options.model].reads_halo, uniform(routes, len(columns), options.bits or WARM)
     limit = None if options.limit is None else parse_bytes(options.limit, name="limit")
-    holds = choose_holds(traffic(columns, reads, routes, widths), ranks, limit)
+    holds = choose_holds(RowTraffic(columns, reads, routes, widths), ranks, limit)
     held = (reads,) * len(columns)
-    draft = GraphPlan(ranks, divided_by, tuple(owner.tolist()), columns, held, routes, (), holds, (), ())
-    return complete(changed(draft, limit=limit), widths, options.link)
+    draft = GraphPlan(
+        ranks, divided_by, tuple(owner.tolist()), columns, held, routes, (), holds, (), (), limit
+    )
+    return complete(draft, widths, options.link)
 
 
 def columns_of(graph: NodeGraph, options: GraphOptions) -> tuple[int, ...]:
@@ -141,45 +138,34 @@ def complete(
     draft: GraphPlan, widths: Keyed, link: Link | None = None, bound: tuple[float, float] = (0, 0)
 ) -> GraphPlan:
     """Give a plan its messages and what follows from them."""
-    all_ = traffic(draft.columns, draft.held[0], draft.routes, widths)
-    holds, reads = draft.holds, draft.held[0]
+    all_ = RowTraffic(draft.columns, draft.held[0], draft.routes, widths)
     sent, seconds, messages = [0] * draft.ranks, 0.0, []
     for (layer, backward), those in all_.sizes.items():
         wire = [0] * draft.ranks
         for number, (route, size) in enumerate(zip(draft.routes, those, strict=True)):
-            again = not backward and holds[route.target][layer] == "fetched"
-            times = (layer > 0 or again) + (again and reads)
+            again = not backward and draft.holds[route.target][layer] == "fetched"
+            times = (layer > 0 or again) + (again and all_.reads)
             if times:
-                messages.append(
-                    RowMessage(layer, backward, number, widths[layer, backward][number].tobytes(), size)
-                )
+                bits = widths[layer, backward][number].tobytes()
+                messages.append(RowMessage(layer, backward, number, bits, size))
             wire[route.target if backward else route.source] += size * times
         sent = [a + b for a, b in zip(sent, wire, strict=True)]
-        if link is not None and any(wire):
-            seconds += link.latency + (max(wire) / link.rate if link.rate else 0.0)
-    peaks = tuple(peak(all_, rank, holds) for rank in range(draft.ranks))
+        seconds += span(link, max(wire)) if link is not None and any(wire) else 0.0
+    peaks = tuple(peak(all_, rank, draft.holds) for rank in range(draft.ranks))
     return changed(
         draft, messages=tuple(messages), peaks=peaks, sent=tuple(sent), seconds=seconds, bound=bound
     )
 
 
-def rechoose(
-    routes: Sequence[Route],
-    columns: Sequence[int],
-    beta: Keyed,
-    link: Link,
-    ranks: int,
-    options: GraphOptions,
-) -> tuple[Keyed, tuple[float, float]]:
-    """Choose the widths of all rows, one layer and direction after another.
+def span(link: Link, size: Bytes) -> float:
+    """Give the seconds of a message."""
+    return link.latency + (size / link.rate if link.rate else 0.0)
 
-    Args:
-        routes: of the plan.
-        columns: in front of each layer.
-        beta: sensitivity of each row.
-        link: of every rank.
-        ranks: how many.
-        options: of the training.
+
+def rechoose(
+    made: GraphPlan, beta: Keyed, link: Link, options: GraphOptions
+) -> tuple[Keyed, tuple[float, float]]:
+    """Choose the widths of all rows by their sensitivity ``beta``, one layer and direction after another.
 
     Returns:
         Bits of the rows of each route, and the sums of bounds and of objectives.
@@ -192,23 +178,22 @@ def rechoose(
             for number, values in enumerate(those)
             for rows in np.array_split(np.argsort(-values, kind="stable"), -(-len(values) // options.group))
         ]
-        if not groups:  # no rank needs anything of another
-            widths[layer, backward] = []
-            continue
-        links = [routes[number].target if backward else routes[number].source for number, _ in groups]
-        problem = WidthProblem(
-            beta=np.array([those[number][rows].sum() for number, rows in groups]),
-            rows=np.array([len(rows) for _, rows in groups]),
-            columns=columns[layer],
-            link=np.array(links),
-            round=np.zeros(ranks, np.int64),
-            latency=np.full(ranks, link.latency),
-            pace=np.full(ranks, 1 / link.rate if link.rate else 1e-9),
-            weight=options.weight,
-        )
-        choice = choose_widths(problem)
         bits = [np.empty(len(values), np.uint8) for values in those]
-        for (number, rows), width in zip(groups, choice.bits, strict=True):
-            bits[number][rows] = width
-        widths[layer, backward], bound, found = bits, bound + choice.bound, found + choice.objective
+        if groups:  # else no rank needs anything of another
+            senders = [route.target if backward else route.source for route in made.routes]
+            problem = WidthProblem(
+                beta=np.array([those[number][rows].sum() for number, rows in groups]),
+                rows=np.array([len(rows) for _, rows in groups]),
+                columns=made.columns[layer],
+                link=np.array([senders[number] for number, _ in groups]),
+                round=np.zeros(made.ranks, np.int64),
+                latency=np.full(made.ranks, link.latency),
+                pace=np.full(made.ranks, 1 / link.rate if link.rate else 1e-9),
+                weight=options.weight,
+            )
+            choice = choose_widths(problem)
+            bound, found = bound + choice.bound, found + choice.objective
+            for (number, rows), width in zip(groups, choice.bits, strict=True):
+                bits[number][rows] = width
+        widths[layer, backward] = bits
     return widths, (bound, found)

@@ -11,7 +11,7 @@ Gaps        The step is rounded up to 16 bits, at most 0.8 % above range / (2^bi
 
 import ctypes
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
@@ -61,7 +61,7 @@ def decode_rows(wire: Tensor, which: Tensor, bits: np.ndarray, out: Tensor, *, a
 @cache
 def _library() -> ctypes.CDLL:
     native = load("rows")
-    shared = [POINTER, INTEGER, POINTER, POINTER, INTEGER, INTEGER, POINTER]
+    shared: list[Any] = [POINTER, INTEGER, POINTER, POINTER, INTEGER, INTEGER, POINTER]
     native.tightrope_rows_encode.argtypes, native.tightrope_rows_decode.argtypes = [*shared, POINTER], shared
     native.tightrope_rows_encode.restype = native.tightrope_rows_decode.restype = None
     return native

@@ -20,7 +20,16 @@ from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import parts_of
 from tightrope_ranks.graphs.exchange import MessageTime, RowExchange
 from tightrope_ranks.graphs.layers import GraphLayer, build
-from tightrope_ranks.graphs.planning import WARM, GraphOptions, columns_of, complete, plan, rechoose, uniform
+from tightrope_ranks.graphs.planning import (
+    WARM,
+    GraphOptions,
+    columns_of,
+    complete,
+    plan,
+    rechoose,
+    span,
+    uniform,
+)
 from tightrope_ranks.pipeline.launch import run_ranks
 from tightrope_ranks.values.graphs import GraphPart, GraphPlan
 
@@ -35,8 +44,8 @@ class GraphJob:
     part: GraphPart
     features: np.ndarray
     labels: np.ndarray
-    masks: tuple[np.ndarray, ...]
-    counts: tuple[int, ...]
+    masks: dict[str, np.ndarray]
+    counts: dict[str, int]
     columns: tuple[int, ...]
     plan: GraphPlan
     options: GraphOptions
@@ -84,7 +93,7 @@ def train(
             ``val_mask`` and ``test_mask``, as `torch_geometric.data.Data` has.
         ranks: processes.
         options: of the model and its messages.
-        parts: rank of each node; None = METIS or greedily.
+        parts: rank of each node, as `plan` takes it.
         seconds: after which all ranks are ended.
 
     Returns:
@@ -96,12 +105,7 @@ def train(
         RankError: a rank ended, or a loss was not finite.
 
     Example:
-        >>> from types import SimpleNamespace
-        >>> ring = np.stack([np.arange(8), (np.arange(8) + 1) % 8])
-        >>> graph = SimpleNamespace(
-        ...     edge_index=ring, x=np.eye(8), y=np.arange(8) % 2, train_mask=np.ones(8, bool)
-        ... )
-        >>> run = train(graph, 2, GraphOptions(layers=2, hidden=8, epochs=5))  # doctest: +SKIP
+        >>> run = train(data, 2, GraphOptions(epochs=5))  # doctest: +SKIP
         >>> run.losses[-1] < run.losses[0]  # doctest: +SKIP
         True
     """
@@ -110,21 +114,20 @@ def train(
         for rank, job in enumerate(jobs):
             (Path(folder) / str(rank)).write_bytes(pickle.dumps(job))
         answers = run_ranks(_work, ranks, folder, seconds=seconds, silence=_MESSAGE_SECONDS)
-    first = answers[0]
-    sent, peaks = zip(*[(one[1], one[2]) for one in answers], strict=True)
-    return GraphRun(**first[0], sent=sent, peaks=peaks)
+    told, sent, peaks = zip(*answers, strict=True)
+    return GraphRun(**told[0], sent=sent, peaks=peaks)
 
 
 def jobs_of(graph: Any, ranks: int, options: GraphOptions, parts: Any = None) -> list[GraphJob]:
     """Plan, and give each rank its part."""
     data = read_graph(graph)
     made = plan(data, ranks, options, parts=parts)
-    masks = data.train, data.validate, data.test
-    counts = tuple(int(mask.sum()) for mask in masks)
+    masks = {name: getattr(data, name) for name in ("train", "validate", "test")}
+    shared = {name: int(mask.sum()) for name, mask in masks.items()}, columns_of(data, options), made, options
     jobs = []
     for part in parts_of(data, np.array(made.owner), made.routes, options.model):
-        own = data.features[part.nodes], data.labels[part.nodes], tuple(mask[part.nodes] for mask in masks)
-        jobs.append(GraphJob(part, *own, counts, columns_of(data, options), made, options))
+        own = {name: mask[part.nodes] for name, mask in masks.items()}
+        jobs.append(GraphJob(part, data.features[part.nodes], data.labels[part.nodes], own, *shared))
     return jobs
 
 
@@ -133,15 +136,7 @@ def _work(rank: int, _: int, folder: str) -> tuple[dict[str, Any], Bytes, Bytes]
 
 
 class GraphTrainer:
-    """One rank of a training, in a process group that exists; all its messages go through one queue.
-
-    Args:
-        job: of this rank.
-
-    Attributes:
-        layers: the model, equal on all ranks.
-        exchange: sends rows and gradients.
-    """
+    """One rank of a training, in a process group that exists; all its messages go through one queue."""
 
     def __init__(self, job: GraphJob) -> None:
         self.job, self.options, self.plan = job, job.options, job.plan
@@ -151,14 +146,12 @@ class GraphTrainer:
         self.layers = build(job.options.model, job.columns, job.options.seed)
         self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=job.options.rate)
         self.features, self.labels = torch.from_numpy(job.features), torch.from_numpy(job.labels)
-        self.train = torch.from_numpy(np.flatnonzero(job.masks[0]))
-        self.pairs = [(route.source, route.target) for route in job.plan.routes]
+        self.train = torch.from_numpy(job.masks["train"])
         self.widths = uniform(job.plan.routes, job.options.layers, job.options.bits or WARM)
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self.profile: list[tuple[float, list[MessageTime]]] = []
         self.forecast: float | None = None
-        self.sent = 0
         self._use()
         self.exchange.prepare(self.features)
 
@@ -170,46 +163,40 @@ class GraphTrainer:
 
     def epoch(self) -> None:
         """Train one epoch; choose widths first where it is time."""
-        number, options = len(self.losses), self.options
+        number, options, exchange = len(self.losses), self.options, self.exchange
         if options.bits is None and number >= _WARM_EPOCHS and (number - _WARM_EPOCHS) % options.every == 0:
             self._choose()
-        self.exchange.epoch, self.exchange.times, before = number, [], self.exchange.sent
+        exchange.epoch, exchange.times, exchange.sent = number, [], 0
         start = time.perf_counter()
         self.losses.append(self.step())
         self.optimizer.step()
         self.seconds.append(time.perf_counter() - start)
-        self.sent = self.exchange.sent - before
-        self.profile = [*self.profile[2 - _WARM_EPOCHS :], (self.seconds[-1], self.exchange.times)]
+        self.profile = [*self.profile[2 - _WARM_EPOCHS :], (self.seconds[-1], exchange.times)]
         if not number:
             self.gradients = {name: one.grad for name, one in self.layers.named_parameters()}
 
     def result(self) -> tuple[dict[str, Any], Bytes, Bytes]:
         """Measure accuracies and end; give what `GraphRun` tells, and the bytes of this rank."""
+        sent = self.exchange.sent
         told = {
-            "losses": tuple(self.losses),
-            "accuracy": self.accuracy(),
-            "seconds": tuple(self.seconds),
-            "forecast": self.forecast,
-            "plan": self.plan,
-            "gradients": self.gradients,
+            "losses": tuple(self.losses), "accuracy": self.accuracy(), "seconds": tuple(self.seconds),
+            "forecast": self.forecast, "plan": self.plan, "gradients": self.gradients,
             "state": self.layers.state_dict(),
-        }
+        }  # fmt: skip
         self.queue.close()
-        return told, self.sent, self.exchange.peak
+        return told, sent, self.exchange.peak
 
     def step(self) -> float:
         """Compute loss and gradients of all ranks together."""
         self.optimizer.zero_grad()
-        outputs = self.outputs()
+        outputs, count = self.outputs(), self.job.counts["train"]
         loss = nn.functional.cross_entropy(outputs[self.train], self.labels[self.train], reduction="sum")
-        (loss / self.job.counts[0]).backward()  # type: ignore[no-untyped-call]
+        (loss / count).backward()  # type: ignore[no-untyped-call]
         grads = [one.grad for one in self.layers.parameters() if one.grad is not None]
-        flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None] / self.job.counts[0]])
-        self.together(lambda: dist.all_reduce(flat), "gradients of the parameters", 4 * len(flat))
-        at = 0
-        for grad in grads:
-            grad.copy_(flat[at : at + grad.numel()].view_as(grad))
-            at += grad.numel()
+        flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None] / count])
+        self.together(lambda: dist.all_reduce(flat), "gradients of the parameters", flat.nbytes)
+        for grad, mean in zip(grads, torch.split(flat[:-1], [one.numel() for one in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
         if not torch.isfinite(flat).all():
             raise TightropeError(
                 f"the loss or a gradient of epoch {self.exchange.epoch} is not finite. "
@@ -231,57 +218,43 @@ class GraphTrainer:
         self.exchange.exact = True
         right = self.outputs().argmax(1) == self.labels
         self.exchange.exact = False
-        hits = torch.stack([right[torch.from_numpy(mask)].sum() for mask in self.job.masks])
+        hits = torch.stack([right[torch.from_numpy(mask)].sum() for mask in self.job.masks.values()])
         self.together(lambda: dist.all_reduce(hits), "accuracies", hits.nbytes)
-        names = "train", "validate", "test"
-        return {
-            n: int(hit) / count for n, hit, count in zip(names, hits, self.job.counts, strict=True) if count
-        }
+        counts = self.job.counts.items()
+        return {name: int(hit) / count for hit, (name, count) in zip(hits, counts, strict=True) if count}
 
     def together(self, collective: Any, what: str, size: Bytes) -> None:
         """Run a collective in its turn of the queue."""
         self.queue.wait(self.queue.put(collective, what, size))
 
     def _use(self) -> None:
-        self.exchange.widths = {
-            key: dict(zip(self.pairs, those, strict=True)) for key, those in self.widths.items()
-        }
+        """Hand the widths to the exchange; where they will be chosen again, ranges are traced from now on."""
+        pairs, me = [(route.source, route.target) for route in self.plan.routes], self.job.part.rank
+        widths = {key: dict(zip(pairs, those, strict=True)) for key, those in self.widths.items()}
+        self.exchange.widths = widths
         if self.options.bits is None:
-            me = self.job.part.rank
             self.exchange.traced = {
-                (layer, backward): {
-                    pair: torch.zeros(len(bits)) for pair, bits in those.items() if pair[backward] == me
-                }
-                for (layer, backward), those in self.exchange.widths.items()
+                key: {pair: torch.zeros(len(bits)) for pair, bits in those.items() if pair[key[1]] == me}
+                for key, those in widths.items()
             }
 
     def _choose(self) -> None:
         """Choose widths on rank 0 from the ranges of all ranks, and use them on every rank."""
-        seen = {
-            key: {pair: one.numpy() for pair, one in those.items()}
-            for key, those in self.exchange.traced.items()
-        }
         weights = np.split(self.job.part.weights, np.cumsum(self.job.part.receives)[:-1])
         gathered: list[Any] = [None] * self.plan.ranks
-        self.together(lambda: dist.all_gather_object(gathered, (seen, weights)), "ranges", 0)
+        own = self.exchange.traced, weights
+        self.together(lambda: dist.all_gather_object(gathered, own), "ranges", 0)
         answer: list[Any] = [None]
         if self.job.part.rank == 0:
-            link = self.options.link or _measured(self.profile)
-            beta = {
-                (layer, backward): [
-                    gathered[pair[backward]][0][layer, backward][pair].astype(np.float64)
-                    * (1.0 if backward else gathered[pair[1]][1][pair[0]]) * self.plan.columns[layer] / 6
-                    for pair in self.pairs
-                ]
-                for layer, backward in self.widths
-                if layer or self.exchange.readers(0)
-            }  # fmt: skip
-            answer = [
-                (
-                    *rechoose(self.plan.routes, self.plan.columns, beta, link, self.plan.ranks, self.options),
-                    link,
-                )
-            ]
+            link, beta = self.options.link or _measured(self.profile), {}
+            for layer, backward in self.widths:
+                if layer or self.exchange.readers(0):
+                    beta[layer, backward] = [
+                        gathered[(a, b)[backward]][0][layer, backward][a, b].double().numpy()
+                        * (1.0 if backward else gathered[b][1][a]) * self.plan.columns[layer] / 6
+                        for a, b in self.exchange.widths[layer, backward]
+                    ]  # fmt: skip
+            answer = [(*rechoose(self.plan, beta, link, self.options), link)]
         self.together(lambda: dist.broadcast_object_list(answer, 0), "widths", 0)
         chosen, bound, link = answer[0]
         self.widths.update(chosen)
@@ -293,18 +266,12 @@ class GraphTrainer:
         """Take the waits of the epochs before out of their seconds, and put those of the new widths in."""
         forecasts = []
         for seconds, times in self.profile:
-            for one in times:
-                to = self.exchange.readers(one.key[0])
-                size = self.exchange.most(one.key, self.plan.columns[one.key[0]], to)
-                late = max(0.0, one.seconds - _span(link, one.sent))  # of the other ranks
-                new = late + _span(link, size)
-                seconds += max(0.0, new - one.window) - max(0.0, one.seconds - one.window)
+            for key, sent, took, window in times:
+                size = self.exchange.most(key, self.plan.columns[key[0]], self.exchange.readers(key[0]))
+                late = max(0.0, took - span(link, sent))  # of the other ranks
+                seconds += max(0.0, late + span(link, size) - window) - max(0.0, took - window)
             forecasts.append(seconds)
         return float(median(forecasts))
-
-
-def _span(link: Link, size: Bytes) -> float:
-    return link.latency + (size / link.rate if link.rate else 0.0)
 
 
 def _measured(profile: list[tuple[float, list[MessageTime]]]) -> Link:

@@ -12,7 +12,6 @@ Gaps        A group counts for the link of its sender alone.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -33,10 +32,8 @@ def measure(problem: WidthProblem, bits: np.ndarray) -> tuple[float, float]:
 
 def scales(problem: WidthProblem) -> tuple[float, float, float, float]:
     """Give the smallest variance and what a choice can add, and likewise of the seconds."""
-    low, high = (
-        measure(problem, np.full(len(problem.beta), bits, np.uint8))
-        for bits in (min(problem.widths), max(problem.widths))
-    )
+    ends = min(problem.widths), max(problem.widths)
+    low, high = (measure(problem, np.full(len(problem.beta), bits, np.uint8)) for bits in ends)
     return high[0], max(low[0] - high[0], 1e-300), low[1], max(high[1] - low[1], 1e-300)
 
 
@@ -60,14 +57,19 @@ def choose_widths(problem: WidthProblem) -> WidthChoice:
         >>> choose_widths(problem).bits.tolist()
         [4, 2]
     """
-    _check(problem)
-    bits = np.full(len(problem.beta), _first(problem), np.uint8)
+    for name in ("beta", "rows", "latency", "pace"):
+        values = getattr(problem, name)
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise TightropeError(f"{name} of the widths has a value that is negative or not finite.")
+    if not 0 < problem.weight < 1:
+        raise TightropeError(f"weight {problem.weight!r} is not between 0 and 1: error against time.")
+    hull = _hull(problem)
+    bits = np.full(len(problem.beta), hull[0][0], np.uint8)
     v0, v1, t0, t1 = scales(problem)
     per_variance, per_second = problem.weight / v1, (1 - problem.weight) / t1
     bound = -per_variance * v0 - per_second * t0
-    steps = _steps(problem)
     for number in np.unique(problem.round):
-        links = [_Link(problem, int(link), steps) for link in np.flatnonzero(problem.round == number)]
+        links = [_Link(problem, int(link), hull) for link in np.flatnonzero(problem.round == number)]
         bound += _round(links, per_variance, per_second, bits)
     variance, seconds = measure(problem, bits)
     found = objective(problem, bits)
@@ -78,58 +80,33 @@ def _parts(bits: np.ndarray) -> np.ndarray:
     return np.where(bits == 32, 0.0, 1 / (2.0 ** np.minimum(bits, 31) - 1) ** 2)
 
 
-def _first(problem: WidthProblem) -> int:
-    """Give the width that takes the fewest bytes: floats where a row has one number."""
-    return min(sorted(problem.widths), key=lambda bits: int(row_bytes(problem.columns, bits)))
-
-
-def _check(problem: WidthProblem) -> None:
-    for name in ("beta", "rows", "latency", "pace"):
-        values = getattr(problem, name)
-        if not (np.isfinite(values) & (values >= 0)).all():
-            raise TightropeError(f"{name} of the widths has a value that is negative or not finite.")
-    if not 0 < problem.weight < 1:
-        raise TightropeError(
-            f"weight {problem.weight!r} is not between 0 and 1: it weighs error against time."
-        )
-
-
-def _steps(problem: WidthProblem) -> tuple[np.ndarray, ...]:
-    """List the steps on each group's lower hull: group, bits behind it, bytes, variance taken away."""
-    widths = np.array(sorted(problem.widths))
-    order = np.argsort(row_bytes(problem.columns, widths), kind="stable")
-    size, part = row_bytes(problem.columns, widths)[order], _parts(widths)[order]
+def _hull(problem: WidthProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """List the widths on the lower hull of a row, from the fewest bytes on: bits, bytes, part of beta."""
+    bits = np.array(sorted(problem.widths))
+    bits = bits[np.argsort(row_bytes(problem.columns, bits), kind="stable")]
+    size, part = row_bytes(problem.columns, bits), _parts(bits)
     hull = [0]
-    while hull[-1] < len(widths) - 1:
+    while hull[-1] < len(bits) - 1:
         at = hull[-1]
-        slope = [(part[at] - part[k]) / max(size[k] - size[at], 1e-9) for k in range(at + 1, len(widths))]
-        if max(slope) <= 0:
+        slope = (part[at] - part[at + 1 :]) / np.maximum(size[at + 1 :] - size[at], 1e-9)
+        if slope.max() <= 0:
             break
-        hull.append(at + 1 + int(np.argmax(slope)))
-    groups = np.arange(len(problem.beta))
-    found = [(groups[:0], groups[:0], groups[:0], problem.beta[:0])]
-    for a, b in pairwise(hull):
-        bits = np.full(len(groups), widths[order][b])
-        found.append((groups, bits, problem.rows * (size[b] - size[a]), problem.beta * (part[a] - part[b])))
-    return tuple(np.concatenate([one[k] for one in found]) for k in range(4))
+        hull.append(at + 1 + int(slope.argmax()))
+    return bits[hull], size[hull], part[hull]
 
 
 class _Link:
     """The steps of one link in the order of what they are worth, and what is reached behind each."""
 
-    def __init__(self, problem: WidthProblem, link: int, steps: Sequence[np.ndarray]) -> None:
-        groups, bits, size, less = steps
-        mine = np.flatnonzero(problem.link[groups] == link)
-        worth = less[mine] / np.maximum(size[mine], 1e-9)
-        order = mine[np.argsort(-worth, kind="stable")]
-        self.groups, self.bits = groups[order], bits[order]
-        pace = float(problem.pace[link])
-        own = problem.link == link
-        first = row_bytes(problem.columns, _first(problem))
-        start = problem.latency[link] + pace * float((problem.rows[own] * first).sum())
-        self.times = start + pace * np.concatenate([[0.0], np.cumsum(size[order])])
-        all_ = float((problem.beta[own] * _parts(np.array(_first(problem)))).sum())
-        self.variance = all_ - np.concatenate([[0.0], np.cumsum(less[order])])
+    def __init__(self, problem: WidthProblem, link: int, hull: Sequence[np.ndarray]) -> None:
+        own, (bits, size, part) = np.flatnonzero(problem.link == link), hull
+        rows, beta = problem.rows[own], problem.beta[own]
+        more, less = np.outer(np.diff(size), rows).ravel(), np.outer(-np.diff(part), beta).ravel()
+        order = np.argsort(-less / np.maximum(more, 1e-9), kind="stable")
+        self.groups, self.bits = np.tile(own, len(bits) - 1)[order], np.repeat(bits[1:], len(own))[order]
+        sizes = float(rows.sum() * size[0]) + np.concatenate([[0.0], np.cumsum(more[order])])
+        self.times = problem.latency[link] + problem.pace[link] * sizes
+        self.variance = float(beta.sum() * part[0]) - np.concatenate([[0.0], np.cumsum(less[order])])
 
     def reached(self, times: np.ndarray) -> np.ndarray:
         """Count the steps that fit in each time."""
@@ -139,15 +116,13 @@ class _Link:
 def _round(links: Sequence[_Link], per_variance: float, per_second: float, bits: np.ndarray) -> float:
     """Choose the bits of a round's groups; give the bound of what it adds to the objective."""
     least = max(float(link.times[0]) for link in links)
-    times = np.unique(
-        np.concatenate([np.array([least]), *(link.times[link.times > least] for link in links)])
-    )
-    relaxed, whole = per_second * times, per_second * times
+    times = np.unique(np.maximum(np.concatenate([link.times for link in links]), least))
+    relaxed = whole = per_second * times
     for link in links:
         relaxed = relaxed + per_variance * np.interp(times, link.times, link.variance)
         whole = whole + per_variance * link.variance[link.reached(times)]
     best = times[whole.argmin()]
     for link in links:
-        for step in range(int(link.reached(best))):
-            bits[link.groups[step]] = link.bits[step]
+        steps = slice(int(link.reached(best)))  # of a group's steps the last one holds
+        bits[link.groups[steps]] = link.bits[steps]
     return float(relaxed.min())
