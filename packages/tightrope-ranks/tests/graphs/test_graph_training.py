@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 from benchmarks.graphs.made import clustered
 from tightrope.core import InfeasibleError, RankError
 from tightrope_ranks import run_ranks
-from tightrope_ranks.graphs.layers import build
+from tightrope_ranks.graphs.layers import EdgeBlock, build
 from tightrope_ranks.graphs.planning import GraphOptions, columns_of, complete, plan, uniform
 from tightrope_ranks.graphs.training import GraphJob, jobs_of
 from tightrope_ranks.judge.graphs import check_graph_plan
@@ -120,6 +120,17 @@ def test_a_rank_that_dies_ends_the_others_soon(tmp_path: Path) -> None:
     ):
         run_ranks(died, 2, str(tmp_path), seconds=100)
     assert time.monotonic() - start < 40  # most of it is the start of the processes
+
+
+@pytest.mark.parametrize("options", FLOATS, ids=lambda one: one.model)
+def test_layers_that_read_sums_alone_keep_no_halo(options: GraphOptions) -> None:
+    edges = jobs_of(SMALL, 2, options)[0].part.marginal
+    block, rows = EdgeBlock(edges), torch.ones(edges.rows, 20, requires_grad=True)
+    layer, held = build(options.model, (20, 8), 0)[0], []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (held.append(one), one)[1], lambda one: one):
+        layer(rows, block)
+    places = [one.untyped_storage().data_ptr() for one in held]
+    assert (rows.untyped_storage().data_ptr() in places) == (options.model == "gat")
 
 
 def test_one_rank_needs_no_message() -> None:

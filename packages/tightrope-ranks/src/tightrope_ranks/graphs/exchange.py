@@ -5,9 +5,9 @@
     backward  marginal nodes | encode | put ===== on the way ===== wait | add
               .........................| central nodes ...........|
 
-Autograd runs what was recorded last first: the marginal nodes, whose gradients leave, then the central ones,
-then what waits. A layer that reads its halo in the backward keeps it as floats, as it arrived, or not at all:
-then its owners send it again by the same random numbers, and the same bits arrive.
+Autograd records each layer on its own, so that its backward has this order too. A layer that reads its halo
+there keeps it as floats, as it arrived, or not at all: then its owners send it again by the same random
+numbers, and the same bits arrive.
 """
 
 import time
@@ -18,12 +18,11 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 
 from tightrope.core import Bytes
 from tightrope_ranks.compress.queue import MessageQueue, Ticket
-from tightrope_ranks.graphs.layers import EdgeBlock, GraphLayer
+from tightrope_ranks.graphs.layers import EdgeBlock
 from tightrope_ranks.graphs.rows import decode_rows, encode_rows, row_bytes
 from tightrope_ranks.values.graphs import GraphPart
 
@@ -42,7 +41,7 @@ class MessageTime(NamedTuple):
 
 
 class RowExchange:
-    """What one rank sends and receives, in ``widths``: bits of each row, by source and target of its route."""
+    """What one rank sends and receives. ``widths``: bits of each row, by source and target of its route."""
 
     def __init__(
         self, part: GraphPart, holds: Sequence[Sequence[str]], queue: MessageQueue, seed: int
@@ -58,6 +57,7 @@ class RowExchange:
         self.inputs: Tensor | None = None  # own features and those of the halo, where they are kept
         self._sends = [torch.from_numpy(np.ascontiguousarray(one)) for one in part.sends]
         self._halo = torch.split(torch.arange(sum(part.receives)), list(part.receives))
+        self._tape: list[tuple[Any, ...]] = []
         self._flying: dict[Key, tuple[Ticket, Bytes, Tensor, _Lists, Bytes]] = {}
 
     def readers(self, layer: int, *, again: bool = False) -> frozenset[int]:
@@ -74,16 +74,77 @@ class RowExchange:
         self.receive((0, False), features[:0] if self.inputs is None else self.inputs[len(features) :])
         self.exact = False
 
-    def through(self, number: int, layer: GraphLayer, x: Tensor) -> Tensor:
-        """Compute a layer: (own nodes, columns) -> (own nodes, columns behind it)."""
-        token = _RowsOut.apply(x, self, number)  # type: ignore[no-untyped-call]
+    def forward(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
+        """Compute all layers of the own nodes; unless it is exact, `backward` must follow."""
+        for number, layer in enumerate(layers):
+            x = self._forward(number, layer, x.relu() if number else x)
+        return x
+
+    def _forward(self, number: int, layer: Any, x: Tensor) -> Tensor:
+        hold, to, held = "none" if self.exact else self.mine[number], self.readers(number), None
+        if to:
+            self.send((number, False), x, to)
+        x = x.requires_grad_(number > 0 and not self.exact)
         central = layer(x, self.blocks[0])
-        if layer.reads_halo and torch.is_grad_enabled():
-            marginal = _HeldHalo.apply(x, token, self, number, layer, *layer.parameters())  # type: ignore[no-untyped-call]
+        if hold == "packed":
+            rows = self.room(x)
+            held = self.receive((number, False), rows[len(x) :], keep=True)
         else:
-            marginal = layer(_HaloIn.apply(x, token, self, number), self.blocks[1])  # type: ignore[no-untyped-call]
+            rows = self.join(number, x)
+        if hold == "kept":
+            held = rows[len(x) :].clone()
+            self.take(held.nbytes)
+        root = _rooted(rows) if x.requires_grad and not layer.reads_halo else None
+        with torch.set_grad_enabled(not self.exact and not layer.reads_halo):
+            marginal = layer(rows, self.blocks[1])
+        self.take(-self.halo_bytes(number, x))
+        if not self.exact:
+            self._tape.append((layer, x, root, held, central, marginal))
+        return torch.cat([central, marginal]).detach()
+
+    def backward(self, grad: Tensor) -> None:
+        """Add gradients to those of the parameters; ``grad`` is that of what `forward` gave."""
+        for number in reversed(range(len(self._tape))):
+            grad = self._backward(number, grad)
+
+    def _backward(self, number: int, grad: Tensor) -> Tensor:
+        layer, x, rows, held, central, marginal = self._tape.pop()
+        if layer.reads_halo:
+            rows = self._held_again(number, x, held).detach().requires_grad_(number > 0)
+            marginal = layer(rows, self.blocks[1])
+        marginal.backward(grad[len(central) :])
+        if number:
+            own, halo = rows.grad[: len(x)].clone(), rows.grad[len(x) :]
+            self.take(halo.nbytes)
+            self.send((number, True), halo, frozenset())
+            self.take(-halo.nbytes)
+            del halo
+        if layer.reads_halo:
             self.take(-self.halo_bytes(number, x))
-        return torch.cat([central, marginal])
+        del rows, marginal
+        central.backward(grad[: len(central)])
+        if number:
+            own += x.grad
+            self.receive((number, True), own)
+            grad = own * (x.detach() > 0)
+        return grad
+
+    def _held_again(self, number: int, x: Tensor, held: Tensor | None) -> Tensor:
+        """Give the rows that the forward had, from what was held or is sent again."""
+        key, again = (number, False), self.readers(number, again=True)
+        if again:
+            self.send(key, x, again, again=True)
+        if held is None:
+            return self.join(number, x)
+        if again:
+            self.receive(key, x[:0])
+        joined = self.room(x)
+        if self.mine[number] == "packed":
+            decode(held, self.lists(key, self.readers(number), out=False), joined[len(x) :])
+        else:
+            joined[len(x) :] = held
+        self.take(-held.nbytes)
+        return joined
 
     def send(self, key: Key, x: Tensor, to: frozenset[int], *, again: bool = False) -> None:
         """Encode and send rows of ``x`` to ranks ``to``, or gradients of all of its halo to their owners."""
@@ -133,7 +194,7 @@ class RowExchange:
     def room(self, x: Tensor) -> Tensor:
         """Give the own rows and room for the halo."""
         joined = x.new_empty(len(x) + sum(self.part.receives), x.shape[1])
-        joined[: len(x)] = x
+        joined[: len(x)] = x.detach()
         self.take(joined[len(x) :].nbytes)
         return joined
 
@@ -177,95 +238,9 @@ def decode(wire: Tensor, lists: _Lists, into: Tensor, *, add: bool = False) -> N
             decode_rows(part, which, bits, into, add=add)
 
 
-class _RowsOut(torch.autograd.Function):
-    """Send rows; in the backward wait for their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: RowExchange, number: int) -> Tensor:
-        ctx.exchange, ctx.number, ctx.shape = exchange, number, x.shape
-        to = exchange.readers(number)
-        if to:
-            exchange.send((number, False), x, to)
-        return x.new_zeros(())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> Any:
-        grad = torch.zeros(ctx.shape)
-        ctx.exchange.receive((ctx.number, True), grad)
-        return grad, None, None
-
-
-class _HaloIn(torch.autograd.Function):
-    """Wait for a halo; in the backward send its gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, _: Any, exchange: RowExchange, number: int) -> Tensor:
-        ctx.exchange, ctx.number, ctx.rows = exchange, number, len(x)
-        return exchange.join(number, x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _send_back(ctx, grad), torch.zeros(()), None, None
-
-
-def _send_back(ctx: Any, grad: Tensor) -> Tensor:
-    exchange, halo = ctx.exchange, grad[ctx.rows :]
-    exchange.take(halo.nbytes)
-    exchange.send((ctx.number, True), halo, frozenset())
-    exchange.take(-halo.nbytes)
-    return grad[: ctx.rows]
-
-
-class _HeldHalo(torch.autograd.Function):
-    """Compute marginal nodes, and once more in the backward from what is held of the halo."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, _: Any, exchange: RowExchange, number: int, layer: Any, *__: Any) -> Any:
-        ctx.exchange, ctx.number, ctx.layer, ctx.rows = exchange, number, layer, len(x)
-        ctx.save_for_backward(x)
-        if exchange.mine[number] == "packed":
-            joined = exchange.room(x)
-            ctx.held = exchange.receive((number, False), joined[len(x) :], keep=True)
-        else:
-            joined = exchange.join(number, x)
-        if exchange.mine[number] == "kept":
-            ctx.held = joined[len(x) :].clone()
-            exchange.take(ctx.held.nbytes)
-        out = layer(joined, exchange.blocks[1])
-        exchange.take(-exchange.halo_bytes(number, x))
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        joined = _held_again(ctx)
-        with torch.enable_grad():
-            rows = joined.detach().requires_grad_(ctx.number > 0)
-            out = ctx.layer(rows, ctx.exchange.blocks[1])
-            wanted = [*([rows] if ctx.number else []), *ctx.layer.parameters()]
-            grads = list(torch.autograd.grad(out, wanted, grad))
-        own = _send_back(ctx, grads.pop(0)) if ctx.number else None
-        ctx.exchange.take(-ctx.exchange.halo_bytes(ctx.number, joined))
-        return own, torch.zeros(()) if ctx.number else None, None, None, None, *grads
-
-
-def _held_again(ctx: Any) -> Tensor:
-    """Give the rows that the forward had, from what was held or is sent again."""
-    exchange, key, (x,) = ctx.exchange, (ctx.number, False), ctx.saved_tensors
-    again, hold = exchange.readers(ctx.number, again=True), exchange.mine[ctx.number]
-    if again:
-        exchange.send(key, x, again, again=True)
-    if hold in ("fetched", "inputs"):
-        return exchange.join(ctx.number, x)  # type: ignore[no-any-return]
-    if again:
-        exchange.receive(key, x[:0])
-    joined = exchange.room(x)
-    if hold == "packed":
-        decode(ctx.held, exchange.lists(key, exchange.readers(ctx.number), out=False), joined[len(x) :])
-    else:
-        joined[len(x) :] = ctx.held
-    exchange.take(-ctx.held.nbytes)
-    ctx.held = None
-    return joined  # type: ignore[no-any-return]
+def _rooted(rows: Tensor) -> Tensor:
+    """Make rows the result of a sum with zeros and give these: for the gradient the rows need not stay."""
+    zeros = rows.new_zeros(1, 1).requires_grad_().expand_as(rows)
+    zeros.retain_grad()
+    rows.add_(zeros)
+    return zeros

@@ -2,7 +2,8 @@
 
 Source      Kipf & Welling, ICLR 2017 (GCN); Hamilton et al., NeurIPS 2017 (GraphSAGE); Velickovic et al.,
             ICLR 2018 (GAT).
-Guarantee   A layer gives for a block of nodes what it gives for the whole graph.
+Guarantee   A layer gives for a block of nodes what it gives for the whole graph. Only attention keeps the
+            rows until the backward.
 Gaps        Attention takes memory for each edge and head.
 """
 
@@ -74,7 +75,8 @@ class GraphSage(GraphLayer):
 
     def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
         """See `GraphLayer`."""
-        return self.own(rows[block.own]) + self.others(block.sums(rows))  # type: ignore[no-any-return]
+        own = rows[block.own].clone()  # a part of the rows would keep all of them for the backward
+        return self.own(own) + self.others(block.sums(rows))  # type: ignore[no-any-return]
 
 
 class GraphAttention(GraphLayer):

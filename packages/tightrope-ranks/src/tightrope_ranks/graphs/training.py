@@ -19,7 +19,7 @@ from tightrope_ranks.compress.queue import Link, MessageQueue
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import parts_of
 from tightrope_ranks.graphs.exchange import MessageTime, RowExchange
-from tightrope_ranks.graphs.layers import GraphLayer, build
+from tightrope_ranks.graphs.layers import build
 from tightrope_ranks.graphs.planning import (
     WARM,
     GraphOptions,
@@ -189,11 +189,12 @@ class GraphTrainer:
     def step(self) -> float:
         """Compute loss and gradients of all ranks together."""
         self.optimizer.zero_grad()
-        outputs, count = self.outputs(), self.job.counts["train"]
-        loss = nn.functional.cross_entropy(outputs[self.train], self.labels[self.train], reduction="sum")
-        (loss / count).backward()  # type: ignore[no-untyped-call]
+        outputs = self.exchange.forward(self.layers, self.features).requires_grad_()
+        scores, labels = outputs[self.train], self.labels[self.train]
+        loss = nn.functional.cross_entropy(scores, labels, reduction="sum") / self.job.counts["train"]
+        self.exchange.backward(*torch.autograd.grad(loss, outputs))
         grads = [one.grad for one in self.layers.parameters() if one.grad is not None]
-        flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None] / count])
+        flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None]])
         self.together(lambda: dist.all_reduce(flat), "gradients of the parameters", flat.nbytes)
         for grad, mean in zip(grads, torch.split(flat[:-1], [one.numel() for one in grads]), strict=True):
             grad.copy_(mean.view_as(grad))
@@ -204,19 +205,11 @@ class GraphTrainer:
             )
         return float(flat[-1])
 
-    def outputs(self) -> torch.Tensor:
-        """Compute the scores of this rank's nodes."""
-        x = self.features
-        for number, layer in enumerate(self.layers):
-            assert isinstance(layer, GraphLayer)
-            x = self.exchange.through(number, layer, torch.relu(x) if number else x)
-        return x
-
     @torch.no_grad()
     def accuracy(self) -> dict[str, float]:
         """Compare with the labels of each mask, over all ranks."""
         self.exchange.exact = True
-        right = self.outputs().argmax(1) == self.labels
+        right = self.exchange.forward(self.layers, self.features).argmax(1) == self.labels
         self.exchange.exact = False
         hits = torch.stack([right[torch.from_numpy(mask)].sum() for mask in self.job.masks.values()])
         self.together(lambda: dist.all_reduce(hits), "accuracies", hits.nbytes)
