@@ -26,6 +26,7 @@ def test_levels_come_back_exactly(bits: int, columns: int) -> None:
     assert torch.equal(there_and_back(x, np.full(9, bits, np.uint8)), x)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("negative", [False, True])
 def test_the_mean_is_the_value_and_the_variance_is_a_sixth_of_the_squared_step(

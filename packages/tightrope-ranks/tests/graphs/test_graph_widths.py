@@ -25,6 +25,7 @@ def test_a_hundred_small_problems_meet_brute_force() -> None:
     assert np.mean(above) < 0.01
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weight", [0.5, 0.8])
 def test_twelve_pairs_of_forty_groups_are_within_one_per_cent_of_the_program(weight: float) -> None:
     problem = random_problem(1, 4, 40, weight=weight)

@@ -82,6 +82,7 @@ def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], mod
     source, target = np.stack([source, target])[:, np.lexsort((source, target))]
     degree = np.maximum(np.bincount(target, minlength=num), 1).astype(np.float64)
     weight = 1 / np.sqrt(degree[source] * degree[target]) if model == "gcn" else 1 / degree[target]
+    weight = weight.astype(np.float32)
     inside = np.ones(num, bool)
     inside[target[owner[source] != owner[target]]] = False
     order = np.lexsort((~inside, owner))  # of each rank: central nodes first
@@ -93,17 +94,17 @@ def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], mod
         to = {route.target: place[list(route.rows)] for route in routes if route.source == rank}
         of = {route.source: route.rows for route in routes if route.target == rank}
         halo = np.array([row for peer in sorted(of) for row in of[peer]], np.int64)
-        row, size = place.copy(), len(mine) + len(halo)
+        row = place.copy()
         row[halo] = len(mine) + np.arange(len(halo))
         into = owner[target] == rank
         far = into & (owner[source] != rank)
         weights = np.bincount(row[source[far]] - len(mine), weight[far] ** 2, minlength=len(halo))
         num_central = int(inside[mine].sum())
         central, marginal = (
-            BlockEdges(row[source[k]], place[target[k]] - first, weight[k].astype(np.float32), first, *sizes)
-            for k, first, *sizes in (
+            BlockEdges(row[source[k]], place[target[k]] - first, weight[k], first, size, rows)
+            for k, first, size, rows in (
                 (into & inside[target], 0, num_central, len(mine)),
-                (into & ~inside[target], num_central, len(mine) - num_central, size),
+                (into & ~inside[target], num_central, len(mine) - num_central, len(mine) + len(halo)),
             )
         )
         sends = tuple(to.get(peer, np.zeros(0, np.int64)) for peer in range(ranks))

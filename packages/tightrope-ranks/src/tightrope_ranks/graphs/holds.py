@@ -12,7 +12,8 @@ Gaps        Ranks choose one by one: each leaves room to send its rows to all ot
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,29 +22,24 @@ from tightrope_ranks.graphs.rows import row_bytes
 from tightrope_ranks.values.graphs import Route
 
 _DECODE, _WIRE, _FLOAT = 4e-10, 8e-9, 4
-Holds = Sequence[Sequence[str]]
+Keyed = dict[tuple[int, bool], list[np.ndarray]]
+"""Per layer and direction: of each route, one number a row."""
 
 
 class RowTraffic:
-    """What travels: ``sizes`` has the bytes of each route's message, per layer and direction."""
+    """What travels: the routes of and to each rank, and bytes of each message per layer and direction."""
 
-    def __init__(
-        self, columns: Sequence[int], reads: bool, routes: Sequence[Route],
-        widths: Mapping[tuple[int, bool], Sequence[np.ndarray]],
-    ) -> None:  # fmt: skip
+    def __init__(self, columns: Sequence[int], reads: bool, routes: Sequence[Route], widths: Keyed) -> None:
         self.columns, self.reads, self.routes = columns, reads, routes
+        self.of: dict[int, list[int]] = defaultdict(list)
+        self.to: dict[int, list[int]] = defaultdict(list)
+        for k, route in enumerate(routes):
+            self.of[route.source].append(k)
+            self.to[route.target].append(k)
         self.sizes = {
             key: [int(row_bytes(columns[key[0]], bits).sum()) for bits in those]
             for key, those in widths.items()
         }
-
-    def of(self, rank: int) -> list[int]:
-        """List the routes from a rank."""
-        return [k for k, route in enumerate(self.routes) if route.source == rank]
-
-    def to(self, rank: int) -> list[int]:
-        """List the routes to a rank."""
-        return [k for k, route in enumerate(self.routes) if route.target == rank]
 
     def floats(self, layer: int, routes: Sequence[int]) -> Bytes:
         """Add up the bytes of rows as floats."""
@@ -54,9 +50,9 @@ class RowTraffic:
         return sum(self.sizes[layer, backward][k] for k in routes)
 
 
-def peak(all_: RowTraffic, rank: int, holds: Holds) -> Bytes:
+def peak(all_: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
     """Play the start, an evaluation and an epoch of one rank; give its most bytes."""
-    of, to, mine = all_.of(rank), all_.to(rank), holds[rank]
+    of, to, mine = all_.of[rank], all_.to[rank], holds[rank]
     layers = range(len(all_.columns))
     rows = [all_.floats(layer, to) for layer in layers]
     fetched = [[k for k in of if holds[all_.routes[k].target][layer] == "fetched"] for layer in layers]
@@ -99,8 +95,8 @@ def choose_holds(all_: RowTraffic, ranks: int, limit: Bytes | None) -> tuple[tup
         priced = []
         for holds in itertools.product(("kept", "fetched"), *[others] * (len(all_.columns) - 1)):
             size = peak(all_, rank, [*everyone[:rank], holds, *everyone[rank + 1 :]])
-            own = 2 * all_.floats(0, all_.to(rank)) * (holds[0] == "kept")
-            size = max(size, own + all_.floats(0, all_.of(rank)))  # where all others keep the input
+            own = 2 * all_.floats(0, all_.to[rank]) * (holds[0] == "kept")
+            size = max(size, own + all_.floats(0, all_.of[rank]))  # where all others keep the input
             priced.append((price(all_, rank, holds), size, holds))
         smallest = max(smallest, min(size for _, size, _ in priced))
         chosen.append(min((one for one in priced if limit is None or one[1] <= limit), default=(0, 0, ()))[2])
@@ -115,7 +111,7 @@ def choose_holds(all_: RowTraffic, ranks: int, limit: Bytes | None) -> tuple[tup
 
 def price(all_: RowTraffic, rank: int, holds: Sequence[str]) -> float:
     """Give the seconds that a choice adds to an epoch, at 1 Gbit/s and the decoder's pace."""
-    seconds, to = 0.0, all_.to(rank)
+    seconds, to = 0.0, all_.to[rank]
     for layer, hold in enumerate(holds):
         decoded = all_.floats(layer, to) * _DECODE
         times = (layer == 0) + all_.reads  # forward of the input, and where the backward reads it

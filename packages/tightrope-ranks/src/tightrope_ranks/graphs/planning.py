@@ -12,7 +12,7 @@ from tightrope.core.units import shown
 from tightrope_ranks.compress.queue import Link
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import divide, routes_of
-from tightrope_ranks.graphs.holds import RowTraffic, choose_holds, peak
+from tightrope_ranks.graphs.holds import Keyed, RowTraffic, choose_holds, peak
 from tightrope_ranks.graphs.layers import MODELS
 from tightrope_ranks.graphs.rows import WIDTHS
 from tightrope_ranks.graphs.widths import choose_widths
@@ -20,8 +20,6 @@ from tightrope_ranks.values.graphs import GraphPlan, NodeGraph, Route, RowMessag
 
 WARM: Final = 8
 """Bits of all rows until ranges are known."""
-Keyed = dict[tuple[int, bool], list[np.ndarray]]
-"""Per layer and direction: of each route, one number a row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,12 @@ from torch import nn
 
 from tightrope.core import Bytes, TightropeError
 from tightrope_ranks.compress.queue import Link, MessageQueue
+from tightrope_ranks.graphs import planning
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import parts_of
 from tightrope_ranks.graphs.exchange import MessageTime, RowExchange
 from tightrope_ranks.graphs.layers import build
-from tightrope_ranks.graphs.planning import (
-    WARM,
-    GraphOptions,
-    columns_of,
-    complete,
-    plan,
-    rechoose,
-    span,
-    uniform,
-)
+from tightrope_ranks.graphs.planning import GraphOptions, plan
 from tightrope_ranks.pipeline.launch import run_ranks
 from tightrope_ranks.values.graphs import GraphPart, GraphPlan
 
@@ -123,7 +115,12 @@ def jobs_of(graph: Any, ranks: int, options: GraphOptions, parts: Any = None) ->
     data = read_graph(graph)
     made = plan(data, ranks, options, parts=parts)
     masks = {name: getattr(data, name) for name in ("train", "validate", "test")}
-    shared = {name: int(mask.sum()) for name, mask in masks.items()}, columns_of(data, options), made, options
+    shared = (
+        {name: int(mask.sum()) for name, mask in masks.items()},
+        planning.columns_of(data, options),
+        made,
+        options,
+    )
     jobs = []
     for part in parts_of(data, np.array(made.owner), made.routes, options.model):
         own = {name: mask[part.nodes] for name, mask in masks.items()}
@@ -147,7 +144,7 @@ class GraphTrainer:
         self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=job.options.rate)
         self.features, self.labels = torch.from_numpy(job.features), torch.from_numpy(job.labels)
         self.train = torch.from_numpy(job.masks["train"])
-        self.widths = uniform(job.plan.routes, job.options.layers, job.options.bits or WARM)
+        self.widths = planning.uniform(job.plan.routes, job.options.layers, job.options.bits or planning.WARM)
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self.profile: list[tuple[float, list[MessageTime]]] = []
@@ -247,12 +244,12 @@ class GraphTrainer:
                         * (1.0 if backward else gathered[b][1][a]) * self.plan.columns[layer] / 6
                         for a, b in self.exchange.widths[layer, backward]
                     ]  # fmt: skip
-            answer = [(*rechoose(self.plan, beta, link, self.options), link)]
+            answer = [(*planning.rechoose(self.plan, beta, link, self.options), link)]
         self.together(lambda: dist.broadcast_object_list(answer, 0), "widths", 0)
         chosen, bound, link = answer[0]
         self.widths.update(chosen)
         self._use()
-        self.plan = complete(self.plan, self.widths, link, bound)
+        self.plan = planning.complete(self.plan, self.widths, link, bound)
         self.forecast = self.forecast or self._forecast(link)
 
     def _forecast(self, link: Link) -> float:
@@ -261,8 +258,8 @@ class GraphTrainer:
         for seconds, times in self.profile:
             for key, sent, took, window in times:
                 size = self.exchange.most(key, self.plan.columns[key[0]], self.exchange.readers(key[0]))
-                late = max(0.0, took - span(link, sent))  # of the other ranks
-                seconds += max(0.0, late + span(link, size) - window) - max(0.0, took - window)
+                late = max(0.0, took - planning.span(link, sent))  # of the other ranks
+                seconds += max(0.0, late + planning.span(link, size) - window) - max(0.0, took - window)
             forecasts.append(seconds)
         return float(median(forecasts))
 
