@@ -196,6 +196,7 @@ def test_wrong_graphs_are_refused_in_one_sentence(name: str) -> None:
         (2, {}, np.full(400, 2), "integers from 0 to 1"),
         (2, {}, np.zeros(3, int), "parts must be 400"),
         (2, {"model": "gin"}, None, "no model 'gin'"),
+        (2, {"model": ["gcn"]}, None, "no model"),
         (2, {"bits": 3}, None, "bits is 3"),
         (2, {"epochs": 0}, None, "epochs is 0"),
         (2, {"layers": 9}, None, "layers is 9"),

@@ -54,7 +54,7 @@ class GraphLayer(nn.Module):
     """Whether its backward reads the rows, and not their sums alone."""
 
 
-class GraphConvolution(GraphLayer):
+class _GraphConvolution(GraphLayer):
     """GCN: weighted sums of neighbours' rows, times a matrix."""
 
     def __init__(self, columns: int, out: int) -> None:
@@ -62,11 +62,10 @@ class GraphConvolution(GraphLayer):
         self.linear = nn.Linear(columns, out)
 
     def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
-        """See `GraphLayer`."""
         return self.linear(block.sums(rows))  # type: ignore[no-any-return]
 
 
-class GraphSage(GraphLayer):
+class _GraphSage(GraphLayer):
     """GraphSAGE: the mean of neighbours' rows and the own row, each times a matrix."""
 
     def __init__(self, columns: int, out: int) -> None:
@@ -74,12 +73,11 @@ class GraphSage(GraphLayer):
         self.own, self.others = nn.Linear(columns, out), nn.Linear(columns, out, bias=False)
 
     def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
-        """See `GraphLayer`."""
         own = rows[block.own].clone()  # a part of the rows would keep all of them for the backward
         return self.own(own) + self.others(block.sums(rows))  # type: ignore[no-any-return]
 
 
-class GraphAttention(GraphLayer):
+class _GraphAttention(GraphLayer):
     """GAT: sums of neighbours' rows times a matrix, weighted by attention in four heads, or one."""
 
     reads_halo = True
@@ -93,7 +91,6 @@ class GraphAttention(GraphLayer):
         self.source, self.target = (nn.Parameter(nn.init.xavier_uniform_(one)) for one in empty)
 
     def forward(self, rows: torch.Tensor, block: EdgeBlock) -> torch.Tensor:
-        """See `GraphLayer`."""
         values = self.linear(rows).view(len(rows), self.heads, -1)
         scores = (values * self.source).sum(-1)[block.source]
         scores = scores + (values[block.own] * self.target).sum(-1)[block.target]
@@ -108,7 +105,7 @@ class GraphAttention(GraphLayer):
         return torch.flatten(sums, 1) + self.bias
 
 
-MODELS = {"gcn": GraphConvolution, "sage": GraphSage, "gat": GraphAttention}
+MODELS = {"gcn": _GraphConvolution, "sage": _GraphSage, "gat": _GraphAttention}
 
 
 def build(model: str, columns: tuple[int, ...], seed: int) -> nn.ModuleList:

@@ -59,7 +59,7 @@ class GraphOptions:
 
 def check_options(options: GraphOptions) -> None:
     """Refuse options that mean nothing."""
-    if options.model not in MODELS:
+    if options.model not in tuple(MODELS):
         raise TightropeError(f"there is no model {shown(options.model)}; there are {', '.join(MODELS)}.")
     if options.bits not in (None, *WIDTHS):
         raise TightropeError(f"bits is {shown(options.bits)}; rows have 2, 4, 8 or 32 bits; None = chosen.")
@@ -163,11 +163,7 @@ def span(link: Link, size: Bytes) -> float:
 def rechoose(
     made: GraphPlan, beta: Keyed, link: Link, options: GraphOptions
 ) -> tuple[Keyed, tuple[float, float]]:
-    """Choose the widths of all rows by their sensitivity ``beta``, one layer and direction after another.
-
-    Returns:
-        Bits of the rows of each route, and the sums of bounds and of objectives.
-    """
+    """Choose bits of rows by their sensitivity ``beta``; give these, and sums of bounds and of objectives."""
     widths: Keyed = {}
     bound = found = 0.0
     for (layer, backward), those in beta.items():

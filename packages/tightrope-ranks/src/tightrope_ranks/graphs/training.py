@@ -240,7 +240,7 @@ class GraphTrainer:
             for layer, backward in self.widths:
                 if layer or self.exchange.readers(0):
                     beta[layer, backward] = [
-                        gathered[(a, b)[backward]][0][layer, backward][a, b].double().numpy()
+                        gathered[b if backward else a][0][layer, backward][a, b].double().numpy()
                         * (1.0 if backward else gathered[b][1][a]) * self.plan.columns[layer] / 6
                         for a, b in self.exchange.widths[layer, backward]
                     ]  # fmt: skip
