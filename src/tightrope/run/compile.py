@@ -137,8 +137,8 @@ def compile(
             as ``[(8, 64), (8, 128)]`` of the first tensor or ``{"input_ids": (8, 64)}`` by name. A call is
             captured once for all sizes, and only the largest of each bucket is planned; nothing is padded.
         fallback: what a model that is not one graph, or that no plan fits, runs under, with a warning:
-            ``"evict"`` = level E; ``"pieces"`` = a sequence of planned graphs; ``"auto"`` = level L0 if the
-            budget suffices without recomputation, else E; ``"replay"`` = pieces, or L0 where nothing is captured.
+            ``"evict"`` = level E; ``"pieces"`` = a sequence of planned graphs; ``"auto"`` = level L0 if that
+            is enough without recomputation, else E; ``"replay"`` = pieces, or L0 where nothing is captured.
 
     Returns:
         ``model``.

@@ -41,6 +41,7 @@ class Expected:
         ahead: says who makes them.
         evicted: bytes that level E makes of the step: of the first, with hardly any eviction, so that it may
             be named; of a later one, with as much as can be. 0 = it cannot run.
+        at_once: bytes that it needs at once, gradients that stay left out.
     """
 
     gradients: Bytes = 0
@@ -55,6 +56,7 @@ class Expected:
     earlier: Bytes = 0
     ahead: str = ""
     evicted: Bytes = 0
+    at_once: Bytes = 0
 
 
 def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
@@ -173,6 +175,7 @@ class Refusal:
         earlier: see `Expected`.
         ahead: see `Expected`.
         evicted: see `Expected`.
+        at_once: see `Expected`.
     """
 
     ledger: Ledger
@@ -186,6 +189,7 @@ class Refusal:
     earlier: Bytes = 0
     ahead: str = ""
     evicted: Bytes = 0
+    at_once: Bytes = 0
 
     def needed(self, plan: Bytes) -> Bytes:
         """Return the budget for a plan of so many bytes in all, in a loop of any order."""
@@ -227,6 +231,7 @@ class Refusal:
         if not self.evicted:
             return 0
         found = self.ledger.needed(self.evicted, keeps_gradients=False)
+        found = max(found, self.ledger.needed(self.at_once))
         return min(found, self.ledger.whole) if self.ledger.whole else found
 
     def _notes(self, plan: Bytes | None) -> list[str]:

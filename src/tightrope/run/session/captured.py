@@ -190,10 +190,10 @@ class Captured:
 
     @cached_property
     def evicted(self) -> Bytes:
-        """Bytes that eviction needs at once: what one op reads and makes, and half of that besides."""
+        """Bytes that eviction needs at once: what one op reads and makes."""
         sizes = {one.id: one.size for one in self.graph.storages if not one.external}
         own = (sum(sizes.get(one, 0) for one in {*op.reads, *op.creates}) for op in self.graph.ops)
-        return max(own, default=0) * 3 // 2
+        return max(own, default=0)
 
     @cached_property
     def waiting(self) -> Bytes:

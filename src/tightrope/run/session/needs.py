@@ -30,8 +30,7 @@ from tightrope.run.session.units import Units
 
 _ALL: "weakref.WeakSet[Prospects]" = weakref.WeakSet()
 _EVICTED, _MANY = 16, 3
-"""One part in so many of a step is left to eviction in a budget that is named for it, where that needs less than
-one part in so many."""
+"""One part in so many of a step is left to eviction in a budget named for it, if that needs far less."""
 
 
 class Prospects:
@@ -186,7 +185,10 @@ class Prospects:
         count, where = forwards_ahead()
         earlier = (count - 1) * begins.waiting
         if self.evicts():
-            expected = replace(expected, evicted=begins.as_given + self.future.largest + earlier)
+            more, own = self.future.largest, begins.evicted
+            expected = replace(
+                expected, evicted=begins.as_given + more + earlier, at_once=own + own // 2 + more
+            )
         if count == 1:
             return expected
         said = f"{where} calls the model at least {count} times before a backward."
@@ -243,7 +245,8 @@ class Prospects:
         room = self.room(unit, held + self.future.summed + first.staying)
         fits = partial(room.fits, beside=unit.headroom.needed)
         if not (fits(unit.forecast) or fits(unit.least().forecast)):
-            refused = unit.refused(self.room(unit, held), expected)
+            least = replace(expected, evicted=self.future.gradients + first.evicted, at_once=0)
+            refused = unit.refused(self.room(unit, held), least)
             if is_for_eviction(refused):
                 raise refused
 

@@ -420,6 +420,7 @@ class Unit:
             earlier=expected.earlier,
             ahead=expected.ahead,
             evicted=expected.evicted,
+            at_once=expected.at_once,
         )
 
     def _solve(self, available: Bytes) -> Plan:
