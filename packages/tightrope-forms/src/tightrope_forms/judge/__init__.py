@@ -1,0 +1,1 @@
+"""Judges of forms, which share no code with what makes them."""

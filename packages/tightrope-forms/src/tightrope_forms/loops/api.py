@@ -1,0 +1,355 @@
+"""Run modules whose Python loops are found again and compiled.
+
+Idea        The first call of every kind is the module's own, and it is recorded. Loops of the recording become
+            kernels; all other calls are made again as they were. Results and gradients of both are compared
+            before a kernel is used.
+Source      SIRIUS (MLSys 2023) has the host's loops in the model of its kernels
+Guarantee   What differs from the module, beyond the tolerance, never runs; nor does what isl does not prove.
+            `LoopedModule.said` has the reason, and the module runs as it was.
+Gaps        Python's own side effects happen in the first call alone. A gradient of a gradient is refused.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from tightrope.core import CaptureError, NativeError
+from tightrope.core.cache import warn_once
+from tightrope.fuse.tolerance import difference
+from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
+from tightrope_forms.loops.find import Loop, Stepped, loops
+from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport, compiled
+from tightrope_forms.loops.lower import LoopInputs, inputs_of, specs_of
+from tightrope_forms.loops.record import Call, Recording, Ref, named, record, tensors_of
+
+RESULTS: Final = 1
+GRADIENTS: Final = 16
+"""Times the tolerance of `tightrope.fuse.tolerance`; gradients go through all steps twice."""
+_MOST_KINDS: Final = 32
+Values: TypeAlias = dict[tuple[int, int], Tensor]
+
+
+class _FoundLoop(NamedTuple):
+    loop: Loop
+    inputs: LoopInputs
+    kernels: LoopKernels
+    number: int
+
+
+class _Stacked(NamedTuple):
+    """A call that puts a value of every step together."""
+
+    number: int  # of the call
+    loop: int
+    ref: Ref
+    axis: int
+    stacks: bool
+    backwards: bool
+
+
+class LoopPlan(NamedTuple):
+    """How calls of one kind run.
+
+    Attributes:
+        recording: of the first.
+        steps: calls by number, loops, and values put together.
+        last: per value, the step behind which nothing needs it.
+        loops: compiled.
+    """
+
+    recording: Recording
+    steps: list[int | _FoundLoop | _Stacked]
+    free: list[list[tuple[int, int]]]
+    loops: list[_FoundLoop]
+
+
+def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[Ref], bool]) -> LoopPlan:
+    """Compile the loops of a recording.
+
+    Raises:
+        CaptureError: there is no loop that can be compiled.
+        NativeError: there is no compiler.
+    """
+    found, said = [], "no loop of a state was found in it"
+    wanted = _wanting(recording, grads)
+    for number, loop in enumerate(loops(recording)):
+        inputs = inputs_of(loop)
+        specs = specs_of(loop, inputs, recording, given)
+        sources = [*(one.source or one.items[0] for one in inputs.stepped), *(one.first for one in inputs.states)]
+        needs = [wanted(one) for one in (*sources, *inputs.fixed)]
+        some, num_stepped = any(needs), len(inputs.stepped)
+        needs = [one or (some and num_stepped <= n < num_stepped + len(inputs.states)) for n, one in enumerate(needs)]
+        try:
+            found.append(_FoundLoop(loop, inputs, compiled(loop, inputs, specs, needs), number))
+        except CaptureError as error:
+            said = f"{error}"
+    if not found:
+        raise CaptureError(said)
+    steps: list[int | _FoundLoop | _Stacked] = []
+    at = 0
+    for one in found:
+        steps += [*range(at, one.loop.start), *one.loop.once, one]
+        at = one.loop.end
+    steps += range(at, len(recording.calls))
+    steps = [_stacked(one, recording.calls[one], found) if isinstance(one, int) else one for one in steps]
+    return LoopPlan(recording, steps, _freed(recording, steps), found)
+
+
+def _wanting(recording: Recording, grads: Callable[[Ref], bool]) -> Callable[[Ref], bool]:
+    """Say which values may need a gradient: those that come from one that does."""
+    known: list[bool] = []
+
+    def wants(ref: Ref) -> bool:
+        return grads(ref) if ref.call < 0 else known[ref.call]
+
+    for call in recording.calls:
+        known.append(any(wants(ref) for _, ref in call.refs()))
+    return wants
+
+
+def _stacked(number: int, call: Call, found: Sequence[_FoundLoop]) -> "int | _Stacked":
+    refs = [ref for _, ref in call.refs()]
+    if call.function not in (torch.stack, torch.cat) or not refs:
+        return number
+    rest = [one for one in call.leaves if not isinstance(one, Ref)]
+    axis = rest[0] if rest else 0
+    for one in found:
+        at, period = refs[0].call - one.loop.start, one.loop.period
+        ref = refs[0]._replace(call=at % period)
+        every = [ref._replace(call=one.loop.start + k * period + at % period) for k in range(one.loop.steps)]
+        if len(rest) <= 1 and type(axis) is int and refs in (every, every[::-1]):
+            return _Stacked(number, one.number, ref, axis, call.function is torch.stack, refs != every)
+    return number
+
+
+def _reads(step: "int | _FoundLoop | _Stacked", recording: Recording) -> list[Ref]:
+    if isinstance(step, int):
+        return [ref for _, ref in recording.calls[step].refs()]
+    if isinstance(step, _Stacked):
+        return []
+    refs = [ref for one in step.inputs.stepped for ref in (one.items if one.source is None else [one.source])]
+    return [*refs, *(one.first for one in step.inputs.states), *step.inputs.fixed]
+
+
+def _freed(recording: Recording, steps: Sequence[Any]) -> list[list[tuple[int, int]]]:
+    """Say after which step which values are needed no more."""
+    last: dict[tuple[int, int], int] = {}
+    for at, step in enumerate(steps):
+        last |= {(ref.call, ref.item): at for ref in _reads(step, recording) if ref.call >= 0}
+    kept = {(ref.call, ref.item) for ref in recording.leaves if isinstance(ref, Ref)}
+    free: list[list[tuple[int, int]]] = [[] for _ in steps]
+    for key, at in last.items():
+        if key not in kept:
+            free[at].append(key)
+    return free
+
+
+def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> Any:
+    """Run a plan on the tensors of its arguments and of its module."""
+    values: Values = {}
+    arrays: dict[int, dict[Ref, Tensor]] = {}
+    found = {one.number: one for one in plan.loops}
+
+    def value(ref: Ref) -> Tensor:
+        if ref.call < 0:
+            return args[ref.item] if ref.call == -1 else held[ref.name]
+        if (ref.call, ref.item) in values:
+            return values[ref.call, ref.item]
+        one = next(one for one in plan.loops if one.loop.start <= ref.call < one.loop.end)
+        step, at = divmod(ref.call - one.loop.start, one.loop.period)
+        array = arrays[one.number][ref._replace(call=at)]
+        return array if one.loop.used[ref._replace(call=at)] == (one.loop.steps - 1,) and array.dim() == len(
+            plan.recording.calls[ref.call].shapes[ref.item][0]
+        ) else array[step]  # fmt: skip
+
+    for step, free in zip(plan.steps, plan.free, strict=True):
+        if isinstance(step, int):
+            for item, made in enumerate(plan.recording.calls[step].run(value)):
+                values[step, item] = made
+        elif isinstance(step, _Stacked):
+            array = arrays[step.loop][step.ref]
+            array = array.flip(0) if step.backwards else array
+            place = step.axis % (array.dim() - (not step.stacks))
+            array = array.movedim(0, place)
+            values[step.number, 0] = (array if step.stacks else array.flatten(place, place + 1)).contiguous()
+        else:
+            given = [_stepped(one, value, step.loop.steps) for one in step.inputs.stepped]
+            given += [value(one.first) for one in step.inputs.states] + [value(one) for one in step.inputs.fixed]
+            made = LoopFunction.apply(step.kernels, *given)  # type: ignore[no-untyped-call]
+            refs = [ref for ref in step.inputs.outputs if ref in step.loop.used]
+            arrays[step.number] = dict(zip(refs, made, strict=True))
+        for key in free:
+            values.pop(key, None)
+    del found
+    leaves = [value(one) if isinstance(one, Ref) else one for one in plan.recording.leaves]
+    return tree_unflatten(leaves, plan.recording.tree)
+
+
+def _stepped(one: Stepped, value: Callable[[Ref], Tensor], steps: int) -> Tensor:
+    """Put elements of all steps along the first axis."""
+    if one.source is None:
+        return torch.stack([value(ref) for ref in one.items])
+    source = value(one.source).movedim(one.axis, 0)
+    start = one.start % len(source)
+    if one.by < 0:
+        source, start = source.flip(0), len(source) - 1 - start
+    chosen = source[start :: abs(one.by)]
+    return chosen if len(chosen) == steps else chosen[:steps]
+
+
+class LoopedModule(nn.Module):
+    """A module whose loops over time run as kernels; see `optimise_loops`.
+
+    Attributes:
+        module: as it was given.
+        said: why the module ran as it was, by kind of call; empty where loops run as kernels.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.said: list[str] = []
+        self._plans: dict[Any, LoopPlan | None] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, its loops as kernels from the second call of a kind on."""
+        leaves, tree = tree_flatten((args, kwargs))
+        given = [one for one in leaves if isinstance(one, Tensor)]
+        held = named(self.module)
+        if torch.is_autocast_enabled("cpu"):
+            self._say("autocast is on")
+            return self.module(*args, **kwargs)
+        key = (
+            str(tree), tuple(_kind(one) for one in leaves), tuple((name, _kind(one)) for name, one in held.items()),
+            torch.is_grad_enabled(), tuple(one.training for one in self.module.modules()),
+        )  # fmt: skip
+        if key not in self._plans:
+            if any(type(one) not in (Tensor, nn.Parameter) for one in (*given, *held.values())):
+                return self.module(*args, **kwargs)  # shapes alone, in a capture
+            if len(self._plans) >= _MOST_KINDS:
+                self._say(f"calls are of more than {_MOST_KINDS} kinds")
+                return self.module(*args, **kwargs)
+            return self._first(key, args, kwargs)
+        plan = self._plans[key]
+        return self.module(*args, **kwargs) if plan is None else run(plan, given, held)
+
+    def loops(self) -> list[LoopReport]:
+        """Say what became of the loops of all kinds of calls."""
+        every = [one for plan in self._plans.values() if plan is not None for one in plan.loops]
+        return [LoopReport(one.loop.steps, one.loop.period, *one.kernels.removed()) for one in every]
+
+    def programs(self) -> list[Any]:
+        """List the certificates of all kernels, for `tightrope_forms.judge.loops`."""
+        kernels = [one.kernels for plan in self._plans.values() if plan is not None for one in plan.loops]
+        return [one.program for k in kernels for one in (k.forward, k.backward) if one is not None]
+
+    def _say(self, why: str) -> None:
+        if why not in self.said:
+            self.said.append(why)
+            warn_once(f"{type(self.module).__name__} runs as it was: {why}.")
+
+    def _first(self, key: Any, args: Any, kwargs: Any) -> Any:
+        self._plans[key] = None
+        if find_spec("islpy") is None:
+            self._say("islpy is missing. pip install 'tightrope-forms[loops]'")
+            return self.module(*args, **kwargs)
+        held, given = named(self.module), tensors_of((args, kwargs))
+        if any(one.device.type != "cpu" for one in (*given, *held.values())):
+            self._say("it has tensors that are not on the CPU")
+            return self.module(*args, **kwargs)
+        state = torch.get_rng_state()
+        try:
+            recording = record(self.module, args, kwargs)
+        except CaptureError as error:
+            self._say(str(error))
+            torch.set_rng_state(state)
+            return self.module(*args, **kwargs)
+        try:
+            plan = plan_of(recording, _specs(given, held), _grads(given, held))
+            _compare(recording, run(plan, given, held), given, held)
+            self._plans[key] = plan
+        except (CaptureError, NativeError) as error:
+            self._say(str(error).rstrip("."))
+        return recording.result
+
+
+def _specs(given: Sequence[Tensor], held: Mapping[str, Tensor]) -> Callable[[Ref], Any]:
+    def spec(ref: Ref) -> Any:
+        one = given[ref.item] if ref.call == -1 else held[ref.name]
+        return tuple(one.shape), one.dtype
+
+    return spec
+
+
+def _grads(given: Sequence[Tensor], held: Mapping[str, Tensor]) -> Callable[[Ref], bool]:
+    def wants(ref: Ref) -> bool:
+        one = given[ref.item] if ref.call == -1 else held[ref.name]
+        return one.requires_grad and torch.is_grad_enabled()
+
+    return wants
+
+
+def _kind(one: Any) -> Any:
+    if isinstance(one, Tensor):
+        return tuple(one.shape), one.dtype, one.device, one.requires_grad, type(one)
+    return type(one), repr(one)
+
+
+def _compare(recording: Recording, found: Any, given: Sequence[Tensor], held: Mapping[str, Tensor]) -> None:
+    """Compare results and gradients with those of the module.
+
+    Raises:
+        CaptureError: they differ.
+    """
+    pairs = list(zip(tensors_of(recording.result), tensors_of(found), strict=True))
+    for one, two in pairs:
+        if one.shape != two.shape or one.dtype != two.dtype or difference(two.detach(), one.detach()) > RESULTS:
+            raise CaptureError("its kernel gave other values")
+    roots = [(one, two) for one, two in pairs if one.requires_grad]
+    if any(one.requires_grad != two.requires_grad for one, two in pairs):
+        raise CaptureError("its kernel's results need other gradients")
+    leaves = [one for one in (*given, *held.values()) if one.requires_grad]
+    if not roots or not leaves:
+        return
+    backs = [torch.linspace(-1, 2, one.numel()).view(one.shape).to(one.dtype) for one, _ in roots]
+    both = [
+        torch.autograd.grad([pair[side] for pair in roots], leaves, backs, allow_unused=True, retain_graph=not side)
+        for side in (0, 1)
+    ]
+    for one, two in zip(*both, strict=True):
+        if (one is None) != (two is None) or (one is not None and difference(two, one) > GRADIENTS):
+            raise CaptureError("its kernel gave other gradients")
+
+
+def optimise_loops(module: nn.Module) -> LoopedModule:
+    """Return a module that runs loops over time, written in Python, as kernels.
+
+    The first call of a kind, by shapes and what needs gradients, runs the module, finds its loops, and compares
+    results and gradients of both forms. Where there is no loop, no kernel, no compiler or no islpy, the module runs
+    as it was: a warning and `LoopedModule.said` have the reason.
+
+    Args:
+        module: on the CPU, float32 or float64. Its forward makes the same calls for arguments of one kind.
+
+    Returns:
+        A module with the same parameters; the given one is its ``module``. Results differ by rounding: sums of
+        products run in another order, and exponentials are within 2 units of the last place.
+
+    Example:
+        >>> class Net(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.cell = nn.GRUCell(4, 8)
+        ...     def forward(self, x):
+        ...         h = x.new_zeros(x.shape[1], 8)
+        ...         for t in range(len(x)):
+        ...             h = self.cell(x[t], h)
+        ...         return h
+        >>> net = optimise_loops(Net())
+        >>> net(torch.ones(16, 2, 4)).shape, net.said
+        (torch.Size([2, 8]), [])
+    """
+    return LoopedModule(module)

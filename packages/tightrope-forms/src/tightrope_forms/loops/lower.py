@@ -1,0 +1,534 @@
+"""From one iteration of a loop, forward and backward, to statements.
+
+Idea        The iteration and its gradient are traced once. Formulas are put into those that read them, until
+            an op is expensive or read twice. Products that read no state leave the loop, and run for many
+            steps at once; sums over steps, such as gradients of weights, follow the loop.
+Guarantee   An op without a formula is refused by name.
+Gaps        Products of two things that change, and sums inside the loop, are refused.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from tightrope.core import CaptureError
+from tightrope_forms.loops._torch import traced, tree_unflatten
+from tightrope_forms.loops.find import Carried, Fixed, Loop, Stepped
+from tightrope_forms.loops.ops import (
+    CONSTANTS,
+    EXPENSIVE,
+    POINTWISE,
+    PRODUCTS,
+    SAME,
+    SPLITS,
+    VIEWS,
+    Lazy,
+    View,
+    aten,
+    combined,
+    looked,
+    names_in,
+    seen,
+)
+from tightrope_forms.loops.record import Recording, Ref, tensors_of
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+Whole = Callable[[Callable[[View], Tensor]], Tensor]
+"""Computes a tensor after the loop, given what reads a view of all steps."""
+
+
+class LoopInputs(NamedTuple):
+    """What an iteration reads and gives."""
+
+    stepped: list[Stepped]
+    states: list[Carried]
+    fixed: list[Ref]
+    outputs: list[Ref]
+
+
+class Nest(NamedTuple):
+    """A pointwise statement: every element of ``target`` is the formula."""
+
+    target: View
+    value: Lazy
+
+
+class Product(NamedTuple):
+    """``target = bias + left @ right``."""
+
+    target: View
+    bias: View | None
+    left: View
+    right: View
+
+
+class Lowered(NamedTuple):
+    """One direction of a loop.
+
+    Attributes:
+        arrays: shapes, by name, of one step; those of ``timed`` have a dimension of time.
+        timed: names of arrays over time.
+        work: statements in order.
+        before: products that run before the loop, for many steps at once.
+        kept: arrays that something outside reads or writes.
+    """
+
+    arrays: dict[str, tuple[int, ...]]
+    timed: set[str]
+    work: list[Nest | Product]
+    before: list[Product]
+    kept: set[str]
+
+
+class LoweredLoop(NamedTuple):
+    """Both directions, and what is done around them."""
+
+    inputs: LoopInputs
+    specs: list[Spec]  # of inputs: stepped, states, fixed
+    once: list[tuple[str, fx.Node]]  # ops of what is the same in all iterations
+    graph: fx.Graph
+    forward: Lowered
+    backward: Lowered | None
+    outputs: list[View]
+    needed: list[str]  # arrays of the forward that the backward reads
+    gradients: list[Whole | str | None]  # of inputs; a name is that of an array whose step 0 it is
+
+
+def inputs_of(loop: Loop) -> LoopInputs:
+    """List what an iteration reads: other elements in every step, states, and the rest."""
+    found = LoopInputs([], [], [], [])
+    for call in loop.body:
+        for leaf in call.leaves:
+            kind = {Stepped: found.stepped, Carried: found.states, Fixed: found.fixed}.get(type(leaf))
+            one = leaf.ref if isinstance(leaf, Fixed) else leaf
+            if kind is not None and one not in kind:
+                kind.append(one)  # type: ignore[arg-type]
+    found.outputs.extend(sorted({*(one.value for one in found.states), *loop.used}))
+    return found
+
+
+def specs_of(loop: Loop, inputs: LoopInputs, recording: Recording, given: Callable[[Ref], Spec]) -> list[Spec]:
+    """Say shape and dtype of all inputs of one iteration."""
+
+    def spec(ref: Ref) -> Spec:
+        if ref.call < 0:
+            return given(ref)
+        shape, dtype, _ = recording.calls[ref.call].shapes[ref.item]
+        return shape, dtype
+
+    def of_step(one: Stepped) -> Spec:
+        if one.source is None:
+            return spec(one.items[0])
+        shape, dtype = spec(one.source)
+        axis = one.axis % len(shape)
+        return shape[:axis] + shape[axis + 1 :], dtype
+
+    return [
+        *map(of_step, inputs.stepped),
+        *(spec(one.first) for one in inputs.states),
+        *map(spec, inputs.fixed),
+    ]
+
+
+def body_of(loop: Loop, inputs: LoopInputs) -> Callable[..., tuple[Tensor, ...]]:
+    """Write one iteration as a function of its inputs."""
+
+    def body(*given: Tensor) -> tuple[Tensor, ...]:
+        at = iter(given)
+        of: dict[Any, Tensor] = {one: next(at) for one in inputs.stepped}
+        of |= {one: next(at) for one in inputs.states}
+        of |= {Fixed(one): next(at) for one in inputs.fixed}
+        values: dict[tuple[int, int], Tensor] = {}
+        for number, call in enumerate(loop.body):
+            if call.function is operator.pos:  # read, and not computed
+                values |= {(number, item): of[one] for item, one in enumerate(call.leaves)}
+                continue
+            leaves = [
+                of[one] if isinstance(one, Stepped | Carried | Fixed)
+                else values[one.call, one.item] if isinstance(one, Ref) else one
+                for one in call.leaves
+            ]  # fmt: skip
+            args, kwargs = tree_unflatten(leaves, call.tree)
+            for item, made in enumerate(tensors_of(call.function(*args, **kwargs))):
+                values[number, item] = made
+        return tuple(values[one.call, one.item] for one in inputs.outputs)
+
+    return body
+
+
+def whole(loop: Loop, inputs: LoopInputs, ref: Ref) -> bool:
+    """Tell whether a value of every step is needed outside, and not that of the last alone."""
+    used = loop.used.get(ref, ())
+    return bool(used) and (used != (loop.steps - 1,) or all(one.value != ref for one in inputs.states))
+
+
+def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoweredLoop:
+    """Make statements of a loop.
+
+    Args:
+        loop: any.
+        inputs: of an iteration.
+        specs: of these.
+        wanted: of which of them gradients are needed.
+
+    Raises:
+        CaptureError: an op has no formula, or stands where it cannot.
+    """
+    dtypes = {dtype for _, dtype in specs}
+    if dtypes - {torch.float32} and dtypes - {torch.float64}:
+        raise CaptureError(f"it computes with {', '.join(sorted(str(one)[6:] for one in dtypes))}")
+    body, given = body_of(loop, inputs), [n for n, one in enumerate(wanted) if one]
+
+    def joint(*args: Tensor) -> Any:
+        own, grads = args[: len(specs)], args[len(specs) :]
+
+        def some(*chosen: Tensor) -> tuple[Tensor, ...]:
+            every = list(own)
+            for n, one in zip(given, chosen, strict=True):
+                every[n] = one
+            return body(*every)
+
+        if not given:
+            return list(body(*own))
+        made, back = torch.func.vjp(some, *(own[n] for n in given))
+        return [*made, *back(tuple(grads))]
+
+    alone = traced(lambda *args: list(body(*args)), list(specs)).find_nodes(op="output")[0].args[0]
+    likes = [one.meta["val"] for one in alone]
+    graph = traced(joint, [*specs, *((tuple(one.shape), one.dtype) for one in likes)])
+    return _Lowering(loop, inputs, specs, graph, given).lowered()
+
+
+class _Lowering:
+    def __init__(
+        self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: fx.Graph, given: list[int]
+    ) -> None:
+        self.loop, self.inputs, self.specs, self.graph, self.given = loop, inputs, list(specs), graph, given
+        self.holders = [node for node in graph.nodes if node.op == "placeholder"]
+        every = graph.find_nodes(op="output")[0].args[0]
+        self.made, self.grads = every[: len(inputs.outputs)], every[len(inputs.outputs) :]
+        self.level = self._levels()
+        self.values: dict[fx.Node, Any] = {}
+        self.once: list[tuple[str, fx.Node]] = []
+        self.directions = [Lowered({}, set(), [], [], set()) for _ in range(2)]
+        self.needed: list[str] = []
+        self.home: dict[fx.Node, View] = {}
+        self.crossing = {
+            f"v_{node.name}" for node in graph.nodes
+            if node.target in POINTWISE and self.level[node] < 3
+            and names_in(POINTWISE[node.target](*range(len(node.args)))) & EXPENSIVE
+            and self._crosses(node)
+        }  # fmt: skip
+
+    def _levels(self) -> dict[fx.Node, int]:
+        """0 = the same in all iterations, 1 = of the elements of a step, 2 = of states, 3 = of gradients."""
+        num_stepped, num_states = len(self.inputs.stepped), len(self.inputs.states)
+        found: dict[fx.Node, int] = {}
+        for number, node in enumerate(self.holders):
+            found[node] = (
+                1 if number < num_stepped else 2 if number < num_stepped + num_states
+                else 0 if number < len(self.specs) else 3
+            )  # fmt: skip
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                found[node] = max((found[one] for one in node.all_input_nodes), default=0)
+        return found
+
+    def lowered(self) -> LoweredLoop:
+        """Lower both directions."""
+        num_stepped = len(self.inputs.stepped)
+        forward, backward = self.directions
+        for number, node in enumerate(self.holders[: len(self.specs)]):
+            state = number - num_stepped
+            kind = "x" if state < 0 else "s" if state < len(self.inputs.states) else "w"
+            name = f"{kind}{number}"
+            self._array(forward, name, self.specs[number][0], timed=kind != "w")
+            forward.kept.add(name)
+            self.values[node] = seen(View(name, self._meta(self.specs[number][0])))
+        for number, state in enumerate(self.inputs.states):
+            node, name = self.made[self.inputs.outputs.index(state.value)], f"s{num_stepped + number}"
+            if node.target in POINTWISE:
+                self.home.setdefault(node, View(name, self._meta(forward.arrays[name]), 1))
+        outputs = [self._output(self.made[n], ref) for n, ref in enumerate(self.inputs.outputs)]
+        gradients: list[Whole | str | None] = [None] * len(self.specs)
+        if self.given:
+            self._seed_gradients()
+            for n, node in zip(self.given, self.grads, strict=True):
+                if 0 <= n - num_stepped < len(self.inputs.states):
+                    gradients[n] = self._state_gradient(n, node)
+            for n, node in zip(self.given, self.grads, strict=True):
+                if n < num_stepped:
+                    gradients[n] = self._over(node)
+                elif n >= num_stepped + len(self.inputs.states):
+                    gradients[n] = self._total(node)
+        return LoweredLoop(
+            self.inputs, self.specs, self.once, self.graph, forward, backward if self.given else None,
+            outputs, self.needed, gradients,
+        )  # fmt: skip
+
+    def _meta(self, shape: Sequence[int]) -> Tensor:
+        return torch.empty(tuple(shape), device="meta")
+
+    def _array(self, where: Lowered, name: str, shape: Sequence[int], *, timed: bool = True) -> None:
+        where.arrays[name] = tuple(shape)
+        if timed:
+            where.timed.add(name)
+
+    def _direction(self, node: fx.Node) -> Lowered:
+        return self.directions[self.level[node] == 3]
+
+    def _output(self, node: fx.Node, ref: Ref) -> View:
+        """Give an output an array over time; a state's is its own, one step later."""
+        forward, value = self.directions[0], self.value(node)
+        targets = [
+            View(f"s{len(self.inputs.stepped) + number}", self._meta(value.shape), 1)
+            for number, state in enumerate(self.inputs.states) if state.value == ref
+        ]  # fmt: skip
+        for target in targets:
+            if value.view is None or not value.view.same(target):
+                self._nest(forward, target, value)
+        view = targets[0] if targets else self.stored(node)
+        if not targets:
+            forward.kept.add(view.array)
+        return view
+
+    def _nest(self, where: Lowered, target: View, value: Lazy) -> View:
+        self._note(where, *value.reads)
+        where.work.append(Nest(target, value))
+        return target
+
+    def _seed_gradients(self) -> None:
+        """Read the gradient of an output: what comes from outside, and from the step behind."""
+        backward, num_stepped = self.directions[1], len(self.inputs.stepped)
+        for number, ref in enumerate(self.inputs.outputs):
+            node, parts = self.holders[len(self.specs) + number], list[Lazy]()
+            shape = tuple(self.made[number].meta["val"].shape)
+            for at, state in enumerate(self.inputs.states):
+                if state.value == ref and num_stepped + at in self.given:
+                    name = f"ds{num_stepped + at}"
+                    self._array(backward, name, shape)
+                    backward.kept.add(name)
+                    parts.append(seen(View(name, self._meta(shape), 1)))
+            if whole(self.loop, self.inputs, ref):
+                self._array(backward, f"dy{number}", shape)
+                backward.kept.add(f"dy{number}")
+                parts.append(seen(View(f"dy{number}", self._meta(shape))))
+            value = Lazy(0.0, (), shape) if not parts else parts[0]
+            for one in parts[1:]:
+                value = combined(POINTWISE[aten.add.Tensor], (value, one), shape)
+            self.values[node] = value
+
+    def _state_gradient(self, number: int, node: fx.Node) -> str:
+        name = f"ds{number}"
+        backward = self.directions[1]
+        if name not in backward.arrays:
+            self._array(backward, name, self.specs[number][0])
+            backward.kept.add(name)
+        self._nest(backward, View(name, self._meta(self.specs[number][0])), self.value(node))
+        return name
+
+    def value(self, node: fx.Node) -> Lazy:
+        """Lower an op and all that it needs."""
+        if node not in self.values:
+            target = node.target
+            if self.level[node] == 0 and target not in VIEWS and target not in CONSTANTS and target is not operator.getitem:
+                self.values[node] = self._once(node)
+            elif target in CONSTANTS:
+                self.values[node] = Lazy(CONSTANTS[target], (), tuple(node.meta["val"].shape))
+            elif target in VIEWS:
+                self.values[node] = self._viewed(node, lambda one: target(one, *node.args[1:], **node.kwargs))
+            elif target is operator.getitem and node.args[0].target in SPLITS:
+                parts = node.args[0]
+                self.values[node] = self._viewed(
+                    node, lambda one: self._split(parts, one)[node.args[1]], source=parts.args[0]
+                )
+            elif target in SAME:
+                self.values[node] = self._same(node)
+            elif target in POINTWISE:
+                self.values[node] = self._shared(node, self._pointwise(node))
+            elif target in PRODUCTS:
+                self.values[node] = seen(self._product(node))
+            elif target is aten.cat.default:
+                self.values[node] = seen(self._cat(node))
+            else:
+                raise CaptureError(f"{target} has no formula here")
+        found: Lazy = self.values[node]
+        return found
+
+    def _split(self, parts: fx.Node, one: Tensor) -> Any:
+        if parts.target is aten.split_with_sizes.default:
+            return torch.split(one, *parts.args[1:])
+        if parts.target is aten.unbind.int:
+            return torch.unbind(one, *parts.args[1:])
+        return torch.split(one, *parts.args[1:])
+
+    def _viewed(self, node: fx.Node, change: Callable[[Tensor], Tensor], source: Any = None) -> Lazy:
+        source = node.args[0] if source is None else source
+        found = looked(self.value(source), change)
+        if found is None:
+            found = looked(seen(self.stored(source)), change)
+        if found is None:
+            raise CaptureError(f"{node.target} needs a copy here")
+        return found
+
+    def _same(self, node: fx.Node) -> Lazy:
+        """Copy what is a part of a larger array, so that the rest need not be kept; leave all else."""
+        value = self.value(node.args[0])
+        view, where = value.view, self._direction(node)
+        if view is None or view.array not in where.arrays or view.array[0] in "xws":
+            return value
+        if view.meta.numel() == torch.Size(where.arrays[view.array]).numel():
+            return value
+        return seen(self._store(node, value))
+
+    def _pointwise(self, node: fx.Node) -> Lazy:
+        shape = tuple(node.meta["val"].shape)
+        operands = [self.value(one) if isinstance(one, fx.Node) else one for one in node.args]
+        return combined(POINTWISE[node.target], operands, shape, **node.kwargs)
+
+    def _shared(self, node: fx.Node, value: Lazy) -> Lazy:
+        """Store what is expensive, or read twice; the rest is computed where it is read."""
+        users = [one for one in node.users if one.op != "output"]
+        across = self.level[node] < 3 and self._crosses(node)
+        costly = bool(names_in(value.formula) & EXPENSIVE)
+        if across and not costly and all(one.array[0] in "sxw" or one.array in self.crossing for one in value.reads):
+            return value  # the backward computes it again
+        if costly or len(users) > 1 or node in self.home:
+            return seen(self._store(node, value))
+        return value
+
+    def _crosses(self, node: fx.Node) -> bool:
+        """Tell whether the backward reads a value."""
+        return any(
+            self.level.get(one) == 3 or (one.target in VIEWS | SAME and self._crosses(one)) for one in node.users
+        )
+
+    def _store(self, node: fx.Node, value: Lazy) -> View:
+        where, name = self._direction(node), f"v_{node.name}"
+        if node in self.home:
+            return self._nest(where, self.home[node], value)
+        self._array(where, name, value.shape)
+        return self._nest(where, View(name, self._meta(value.shape)), value)
+
+    def stored(self, node: fx.Node) -> View:
+        """Lower an op to elements of an array."""
+        value = self.value(node)
+        if value.view is None:
+            value = self.values[node] = seen(self._store(node, value))
+        assert value.view is not None
+        return value.view
+
+    def _note(self, where: Lowered, *reads: View) -> None:
+        """Let the backward read arrays of the forward."""
+        forward, backward = self.directions
+        for one in reads:
+            if where is backward and one.array not in backward.arrays:
+                self._array(backward, one.array, forward.arrays[one.array], timed=one.array in forward.timed)
+                backward.kept.add(one.array)
+                forward.kept.add(one.array)
+                if one.array not in self.needed:
+                    self.needed.append(one.array)
+
+    def _product(self, node: fx.Node) -> View:
+        bias_at, left_at, right_at = PRODUCTS[node.target]
+        if node.kwargs:
+            raise CaptureError(f"{node.target} with factors has no formula here")
+        left_node, right_node = node.args[left_at], node.args[right_at]
+        if self.level[right_node] > 0:
+            raise CaptureError("a product of two values that change in the loop has no kernel here")
+        left, right = self.stored(left_node), self.stored(right_node)
+        if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:
+            left = self._store(left_node, seen(left))
+        bias = None if bias_at is None else self.value(node.args[bias_at]).view
+        if bias_at is not None and (bias is None or self.level[node.args[bias_at]] > 0):
+            raise CaptureError("a product with a bias that changes has no kernel here")
+        shape, where = tuple(node.meta["val"].shape), self._direction(node)
+        name = f"p_{node.name}"
+        self._array(where, name, shape)
+        self._note(where, left, right)
+        bias = None if bias is None else bias._replace(meta=bias.meta.expand(shape))
+        made = Product(View(name, self._meta(shape)), bias, left, right)
+        free = self.level[left_node] == 1 and left.array[0] == "x"
+        (where.before if free else where.work).append(made)
+        return made.target
+
+    def _cat(self, node: fx.Node) -> View:
+        """Write parts side by side."""
+        parts, axis = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
+        where, name, shape = self._direction(node), f"c_{node.name}", tuple(node.meta["val"].shape)
+        whole, start = self._meta(shape), 0
+        values = [self.value(one) for one in parts]
+        self._array(where, name, shape)
+        for value in values:
+            self._nest(where, View(name, whole.narrow(axis, start, value.shape[axis])), value)
+            start += value.shape[axis]
+        return View(name, whole)
+
+    def _once(self, node: fx.Node) -> Lazy:
+        """Compute what is the same in all iterations with torch, before the loop."""
+        name = f"w_{node.name}"
+        if not isinstance(node.meta["val"], Tensor):
+            raise CaptureError(f"{node.target} has no formula here")
+        shape = tuple(node.meta["val"].shape)
+        self._array(self.directions[0], name, shape, timed=False)
+        self.directions[0].kept.add(name)
+        self.once.append((name, node))
+        return seen(View(name, self._meta(shape)))
+
+    def _over(self, node: fx.Node) -> Whole:
+        """Compute a gradient of every step after the loop, where it is a product; else inside."""
+        if node.target in VIEWS and node not in self.values and node.args[0].target in PRODUCTS:
+            inner, target, rest = self._over(node.args[0]), node.target, node.args[1:]
+            return lambda read: torch.vmap(lambda one: target(one, *rest))(inner(read))
+        if node not in self.values and node.target is aten.mm.default and self.level[node.args[1]] == 0:
+            left, right = self._kept(node.args[0]), self._kept(node.args[1])
+            return lambda read: torch.matmul(read(left), read(right))
+        view = self._kept(node)
+        return lambda read: read(view)
+
+    def _total(self, node: fx.Node) -> Whole:
+        """Add a gradient over all steps, after the loop."""
+        target, args = node.target, node.args
+        if node in self.values or node.op == "placeholder":
+            inner = self._over(node)
+            return lambda read: inner(read).sum(0)
+        if target in VIEWS and target is not aten.expand.default:
+            inner = self._total(args[0])
+            return lambda read: target(inner(read), *args[1:], **node.kwargs)
+        if target is aten.add.Tensor and not node.kwargs and all(isinstance(one, fx.Node) for one in args):
+            one, two = self._total(args[0]), self._total(args[1])
+            return lambda read: one(read) + two(read)
+        if target is aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
+            left, right = self._kept(args[0]), self._kept(args[1])
+            return lambda read: _summed(read(left), read(right))
+        if target is aten.sum.dim_IntList and self.level[args[0]] > 0:
+            view, axes, keep = self._kept(args[0]), args[1], len(args) > 2 and bool(args[2])
+            rank = len(view.meta.shape)
+            where = [0, *(axis % rank + 1 for axis in axes)]
+            return lambda read: _axes_summed(read(view), where, keep)
+        inner = self._over(node)
+        return lambda read: inner(read).sum(0)
+
+    def _kept(self, node: fx.Node) -> View:
+        """Store a value so that it is there after the loop."""
+        view = self.stored(node)
+        self._note(self.directions[1], view)
+        for one in self.directions:
+            if view.array in one.arrays:
+                one.kept.add(view.array)
+        return view
+
+
+def _summed(left: Tensor, right: Tensor) -> Tensor:
+    """Add products over all steps as one product."""
+    steps, rows, inner = left.shape
+    return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, -1)
+
+
+def _axes_summed(whole: Tensor, axes: list[int], keep: bool) -> Tensor:
+    found = whole.sum(axes, keepdim=keep)
+    return found.squeeze(0) if keep else found
+

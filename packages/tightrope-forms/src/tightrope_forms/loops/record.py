@@ -1,0 +1,140 @@
+"""Record what a module calls while it runs once, as calls that can be run again.
+
+Idea        Calls of torch are seen as Python makes them: a cell of an LSTM is one call. So a loop of 512
+            steps is a list of a few thousand calls, and recording costs little more than running.
+Guarantee   Whatever decides by values, writes in place, draws numbers, changes modes or brings tensors of its
+            own is refused by name.
+Gaps        Python's own side effects, such as counters, are not seen.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from tightrope.core import CaptureError
+from tightrope_forms.loops._torch import tree_flatten, tree_map, tree_unflatten
+
+_METADATA: Final = frozenset(
+    "dim size __get__ stride numel nelement ndimension is_contiguous __len__ element_size storage_offset "
+    "is_floating_point is_complex get_device type __hash__ promote_types result_type is_grad_enabled "
+    "is_same_size is_signed dense_dim sparse_dim has_names".split()
+)
+"""Calls that give no tensor and say nothing about values."""
+
+
+class Ref(NamedTuple):
+    """A value: a result of a call, or what comes from outside where ``call`` is negative."""
+
+    call: int  # -1 = an argument, -2 = a parameter or buffer
+    item: int  # place among the tensors of a result or of the arguments
+    name: str = ""  # of a parameter or buffer
+
+
+class Call(NamedTuple):
+    """A call; its leaves are references, and all else."""
+
+    function: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    tree: Any  # of (args, kwargs)
+    shapes: tuple[Any, ...]  # of the tensors of its result
+
+    @property
+    def name(self) -> str:
+        """Name the function, as a user would write it."""
+        return resolve_name(self.function) or getattr(self.function, "__name__", repr(self.function))
+
+    def refs(self) -> Iterable[tuple[int, Ref]]:
+        """List which leaves are references."""
+        return ((at, one) for at, one in enumerate(self.leaves) if isinstance(one, Ref))
+
+    def run(self, value: Callable[[Ref], Any]) -> list[Any]:
+        """Call it again; return the tensors of its result."""
+        leaves = [value(one) if isinstance(one, Ref) else one for one in self.leaves]
+        args, kwargs = tree_unflatten(leaves, self.tree)
+        return tensors_of(self.function(*args, **kwargs))
+
+
+class Recording(NamedTuple):
+    """All calls of one run."""
+
+    calls: list[Call]
+    leaves: list[Any]  # of what the module returned: references, and all else
+    tree: Any
+    result: Any
+
+
+def tensors_of(result: Any) -> list[Any]:
+    """List the tensors of a result, in order."""
+    return [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, known: Mapping[int, Ref]) -> None:
+        super().__init__()
+        self.known, self.calls, self.held = dict(known), list[Call](), list[Any]()
+
+    def leaf(self, one: Any, where: str) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        if id(one) not in self.known:
+            raise CaptureError(f"{where} takes a tensor that is no parameter, buffer, argument or result")
+        return self.known[id(one)]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given, tree = tree_flatten((tuple(args), dict(kwargs or {})))
+        tensors = [one for one in given if isinstance(one, Tensor)]
+        versions = [one._version for one in tensors]
+        result = func(*args, **(kwargs or {}))
+        made = tensors_of(result)
+        name = getattr(func, "__name__", str(func))
+        if [one._version for one in tensors] != versions:
+            raise CaptureError(f"{name} writes in place")
+        if not made:
+            if name not in _METADATA:
+                raise CaptureError(f"{name} is called, whose result or effect is no tensor")
+            return result
+        call = Call(func, tuple(self.leaf(one, name) for one in given), tree, tuple(map(_facts, made)))
+        self.held.append((result, made, given))  # so that no number stands for two tensors
+        self.known |= {id(one): Ref(len(self.calls), at) for at, one in enumerate(made)}
+        self.calls.append(call)
+        return result
+
+
+def _facts(one: Tensor) -> tuple[Any, ...]:
+    return tuple(one.shape), one.dtype, one.device.type
+
+
+def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recording:
+    """Run a module and record it.
+
+    Raises:
+        CaptureError: it does what cannot be run again from a recording.
+    """
+    if any(one._forward_hooks or one._forward_pre_hooks for one in module.modules()):
+        raise CaptureError("it has hooks")
+    given = tensors_of((tuple(args), dict(kwargs)))
+    known = {id(one): Ref(-2, 0, name) for name, one in named(module).items()}
+    known |= {id(one): Ref(-1, at) for at, one in enumerate(given)}
+    state = torch.get_rng_state()
+    recorder = _Recorder(known)
+    with recorder:
+        result = module(*args, **kwargs)
+    if not torch.equal(state, torch.get_rng_state()):
+        raise CaptureError("it draws random numbers")
+    leaves, tree = tree_flatten(result)
+    return Recording(recorder.calls, [recorder.leaf(one, "the result") for one in leaves], tree, result)
+
+
+def named(module: nn.Module) -> dict[str, Tensor]:
+    """Name the parameters and buffers of a module; shared ones by their first name."""
+    return dict([*module.named_parameters(), *module.named_buffers()])
+
+
+def mapped(result: Any, change: Callable[[Any], Any]) -> Any:
+    """Change the leaves of a structure."""
+    return tree_map(change, result)

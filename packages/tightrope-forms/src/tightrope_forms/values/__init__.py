@@ -1,0 +1,1 @@
+"""What solvers and judges exchange."""
