@@ -9,6 +9,7 @@ Guarantee   What differs from the module, beyond the tolerance, never runs; nor 
 Gaps        Python's own side effects happen in the first call alone. A gradient of a gradient is refused.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -22,8 +23,8 @@ from tightrope.fuse.tolerance import difference
 from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
 from tightrope_forms.loops.find import Loop, Stepped, loops
 from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport, compiled
-from tightrope_forms.loops.lower import LoopInputs, inputs_of, specs_of
-from tightrope_forms.loops.record import Call, Recording, Ref, named, record, tensors_of
+from tightrope_forms.loops.lower import LoopInputs, inputs_of, specs_of, whole
+from tightrope_forms.loops.record import Call, Recording, Ref, hooks, named, record, settings, tensors_of
 
 RESULTS: Final = 1
 GRADIENTS: Final = 16
@@ -56,14 +57,16 @@ class LoopPlan(NamedTuple):
     Attributes:
         recording: of the first.
         steps: calls by number, loops, and values put together.
-        last: per value, the step behind which nothing needs it.
+        free: per step, values that nothing needs behind it.
         loops: compiled.
+        said: why other loops stay as they were.
     """
 
     recording: Recording
     steps: list[int | _FoundLoop | _Stacked]
     free: list[list[tuple[int, int]]]
     loops: list[_FoundLoop]
+    said: list[str]
 
 
 def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[Ref], bool]) -> LoopPlan:
@@ -73,7 +76,7 @@ def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[
         CaptureError: there is no loop that can be compiled.
         NativeError: there is no compiler.
     """
-    found, said = [], "no loop of a state was found in it"
+    found, said = list[_FoundLoop](), list[str]()
     wanted = _wanting(recording, grads)
     for number, loop in enumerate(loops(recording)):
         inputs = inputs_of(loop)
@@ -85,9 +88,9 @@ def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[
         try:
             found.append(_FoundLoop(loop, inputs, compiled(loop, inputs, specs, needs), number))
         except CaptureError as error:
-            said = f"{error}"
+            said.append(f"a loop of {loop.steps} steps: {error}")
     if not found:
-        raise CaptureError(said)
+        raise CaptureError(said[0] if said else "no loop over a state was found")
     steps: list[int | _FoundLoop | _Stacked] = []
     at = 0
     for one in found:
@@ -95,7 +98,7 @@ def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[
         at = one.loop.end
     steps += range(at, len(recording.calls))
     steps = [_stacked(one, recording.calls[one], found) if isinstance(one, int) else one for one in steps]
-    return LoopPlan(recording, steps, _freed(recording, steps), found)
+    return LoopPlan(recording, steps, _freed(recording, steps), found, said)
 
 
 def _wanting(recording: Recording, grads: Callable[[Ref], bool]) -> Callable[[Ref], bool]:
@@ -151,7 +154,6 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
     """Run a plan on the tensors of its arguments and of its module."""
     values: Values = {}
     arrays: dict[int, dict[Ref, Tensor]] = {}
-    found = {one.number: one for one in plan.loops}
 
     def value(ref: Ref) -> Tensor:
         if ref.call < 0:
@@ -161,9 +163,7 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
         one = next(one for one in plan.loops if one.loop.start <= ref.call < one.loop.end)
         step, at = divmod(ref.call - one.loop.start, one.loop.period)
         array = arrays[one.number][ref._replace(call=at)]
-        return array if one.loop.used[ref._replace(call=at)] == (one.loop.steps - 1,) and array.dim() == len(
-            plan.recording.calls[ref.call].shapes[ref.item][0]
-        ) else array[step]  # fmt: skip
+        return array[step] if whole(one.loop, one.inputs, ref._replace(call=at)) else array
 
     for step, free in zip(plan.steps, plan.free, strict=True):
         if isinstance(step, int):
@@ -183,7 +183,6 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
             arrays[step.number] = dict(zip(refs, made, strict=True))
         for key in free:
             values.pop(key, None)
-    del found
     leaves = [value(one) if isinstance(one, Ref) else one for one in plan.recording.leaves]
     return tree_unflatten(leaves, plan.recording.tree)
 
@@ -216,25 +215,35 @@ class LoopedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, its loops as kernels from the second call of a kind on."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(mode=False), torch.no_grad():
+                return self.forward(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
         given = [one for one in leaves if isinstance(one, Tensor)]
         held = named(self.module)
-        if torch.is_autocast_enabled("cpu"):
-            self._say("autocast is on")
+        if why := self._refusal([*given, *held.values()]):
+            self._say(why)
             return self.module(*args, **kwargs)
         key = (
-            str(tree), tuple(_kind(one) for one in leaves), tuple((name, _kind(one)) for name, one in held.items()),
-            torch.is_grad_enabled(), tuple(one.training for one in self.module.modules()),
+            str(tree), tuple(map(_kind, leaves)), tuple((name, _kind(one)) for name, one in held.items()),
+            torch.is_grad_enabled(), settings(self.module),
         )  # fmt: skip
         if key not in self._plans:
-            if any(type(one) not in (Tensor, nn.Parameter) for one in (*given, *held.values())):
-                return self.module(*args, **kwargs)  # shapes alone, in a capture
-            if len(self._plans) >= _MOST_KINDS:
-                self._say(f"calls are of more than {_MOST_KINDS} kinds")
-                return self.module(*args, **kwargs)
-            return self._first(key, args, kwargs)
+            real = all(type(one) in (Tensor, nn.Parameter) for one in (*given, *held.values()))
+            return self._first(key, args, kwargs) if real else self.module(*args, **kwargs)
         plan = self._plans[key]
         return self.module(*args, **kwargs) if plan is None else run(plan, given, held)
+
+    def _refusal(self, tensors: Sequence[Tensor]) -> str:
+        if find_spec("islpy") is None:
+            return "islpy is missing. pip install 'tightrope-forms[loops]'"
+        if torch.is_autocast_enabled("cpu"):
+            return "autocast is on"
+        if hooks(self.module):
+            return "it has hooks"
+        if any(one.device.type != "cpu" for one in tensors):
+            return "it has tensors that are not on the CPU"
+        return ""
 
     def loops(self) -> list[LoopReport]:
         """Say what became of the loops of all kinds of calls."""
@@ -252,28 +261,29 @@ class LoopedModule(nn.Module):
             warn_once(f"{type(self.module).__name__} runs as it was: {why}.")
 
     def _first(self, key: Any, args: Any, kwargs: Any) -> Any:
+        if len(self._plans) >= _MOST_KINDS:
+            self._say(f"calls are of more than {_MOST_KINDS} kinds")
+            return self.module(*args, **kwargs)
         self._plans[key] = None
-        if find_spec("islpy") is None:
-            self._say("islpy is missing. pip install 'tightrope-forms[loops]'")
-            return self.module(*args, **kwargs)
         held, given = named(self.module), tensors_of((args, kwargs))
-        if any(one.device.type != "cpu" for one in (*given, *held.values())):
-            self._say("it has tensors that are not on the CPU")
-            return self.module(*args, **kwargs)
-        state = torch.get_rng_state()
+        start = time.thread_time()
+        recording, why = record(self.module, args, kwargs)
+        took = time.thread_time() - start
         try:
-            recording = record(self.module, args, kwargs)
-        except CaptureError as error:
-            self._say(str(error))
-            torch.set_rng_state(state)
-            return self.module(*args, **kwargs)
-        try:
+            if why:
+                raise CaptureError(why)
             plan = plan_of(recording, _specs(given, held), _grads(given, held))
-            _compare(recording, run(plan, given, held), given, held)
+            _compare(recording, lambda: run(plan, given, held), took, [*given, *held.values()])
             self._plans[key] = plan
+            for one in plan.said:
+                self._say(one)
         except (CaptureError, NativeError) as error:
             self._say(str(error).rstrip("."))
         return recording.result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process, for copies and files."""
+        return {**self.__dict__, "_plans": {}}
 
 
 def _specs(given: Sequence[Tensor], held: Mapping[str, Tensor]) -> Callable[[Ref], Any]:
@@ -298,30 +308,41 @@ def _kind(one: Any) -> Any:
     return type(one), repr(one)
 
 
-def _compare(recording: Recording, found: Any, given: Sequence[Tensor], held: Mapping[str, Tensor]) -> None:
-    """Compare results and gradients with those of the module.
+def _compare(recording: Recording, call: Callable[[], Any], before: float, tensors: Sequence[Tensor]) -> None:
+    """Compare results, gradients and times with those of the module.
+
+    Args:
+        recording: of the module.
+        call: runs its plan.
+        before: seconds that the module took.
+        tensors: of which some need gradients.
 
     Raises:
-        CaptureError: they differ.
+        CaptureError: they differ, or the plan is slower.
     """
+    start = time.thread_time()
+    found = call()
+    took = [before, time.thread_time() - start]
     pairs = list(zip(tensors_of(recording.result), tensors_of(found), strict=True))
     for one, two in pairs:
         if one.shape != two.shape or one.dtype != two.dtype or difference(two.detach(), one.detach()) > RESULTS:
             raise CaptureError("its kernel gave other values")
+        if one.requires_grad != two.requires_grad:
+            raise CaptureError("its kernel's results need other gradients")
     roots = [(one, two) for one, two in pairs if one.requires_grad]
-    if any(one.requires_grad != two.requires_grad for one, two in pairs):
-        raise CaptureError("its kernel's results need other gradients")
-    leaves = [one for one in (*given, *held.values()) if one.requires_grad]
-    if not roots or not leaves:
-        return
+    leaves = [one for one in tensors if one.requires_grad] if roots else []
     backs = [torch.linspace(-1, 2, one.numel()).view(one.shape).to(one.dtype) for one, _ in roots]
-    both = [
-        torch.autograd.grad([pair[side] for pair in roots], leaves, backs, allow_unused=True, retain_graph=not side)
-        for side in (0, 1)
-    ]
+    both = []
+    for side in (0, 1) if leaves else ():
+        start = time.thread_time()
+        made = [pair[side] for pair in roots]
+        both.append(torch.autograd.grad(made, leaves, backs, allow_unused=True, retain_graph=not side))
+        took[side] += time.thread_time() - start
     for one, two in zip(*both, strict=True):
         if (one is None) != (two is None) or (one is not None and difference(two, one) > GRADIENTS):
             raise CaptureError("its kernel gave other gradients")
+    if took[1] > took[0]:
+        raise CaptureError(f"its kernel is slower: {took[1] * 1e3:.1f} ms, and {took[0] * 1e3:.1f} ms without")
 
 
 def optimise_loops(module: nn.Module) -> LoopedModule:

@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch import Tensor, fx
 
-from tightrope.core import Bytes
+from tightrope.core import Bytes, CaptureError
 from tightrope.core.cache import own_folder
 from tightrope.native.interface import INTEGER, POINTER, load
 from tightrope_forms.loops.emit import Layout, source
 from tightrope_forms.loops.find import Loop
 from tightrope_forms.loops.lower import LoweredLoop, Product, lower, whole
 from tightrope_forms.loops.ops import View
-from tightrope_forms.loops.order import BLOCK, Ordered, ordered
+from tightrope_forms.loops.order import Ordered, ordered
 
 _LIBRARY: Final = torch.library.Library("tightrope_forms", "FRAGMENT")  # type: ignore[no-untyped-call]
 _KERNELS: Final[list["LoopKernels"]] = []
@@ -96,7 +96,8 @@ class LoopKernels:
                     shape, cells = one.lowered.arrays[name], one.cells.get(name, ())
                     kept = [cell or extent for cell, extent in zip(cells[1:], shape, strict=True)] if cells else shape
                     full += self.steps * prod(shape) * self.dtype.itemsize
-                    there += (cells[0] if cells else self.steps) * prod(kept) * self.dtype.itemsize
+                    steps = min(cells[0] or self.steps, self.steps) if cells else self.steps
+                    there += steps * prod(kept) * self.dtype.itemsize
         return full, there
 
     def call(self, name: str, arrays: dict[str, Tensor], scratch: Tensor, span: tuple[int, int], *, pack: bool) -> None:
@@ -140,6 +141,8 @@ def compiled(loop: Loop, inputs: Any, specs: Sequence[Any], wanted: Sequence[boo
         CaptureError: it has a part without a kernel.
         NativeError: it does not compile.
     """
+    if any(0 in shape for shape, _ in specs):
+        raise CaptureError("it has tensors without elements")
     return LoopKernels(loop, lower(loop, inputs, specs, wanted))
 
 
@@ -179,7 +182,7 @@ def _forward(number: int, given: Sequence[Tensor]) -> list[Tensor]:
             made[0] = arrays[name]
         arrays[name] = made
     scratch = like.new_empty(max(kernels.calls["loop_forward"][1].size, 1))
-    block = BLOCK if one.lowered.before else max(kernels.steps, 1)
+    block = one.block if one.lowered.before else kernels.steps
     read = kernels.read(arrays, one.lowered.timed)
     for start in range(0, kernels.steps, block):
         end = min(start + block, kernels.steps)
@@ -222,7 +225,7 @@ def _backward(number: int, given: Sequence[Tensor], made: Sequence[Tensor], grad
     lowered, one = kernels.lowered, kernels.backward
     arrays = _named(kernels, given)
     _once(kernels, arrays)
-    arrays |= dict(zip(kernels.result, made, strict=True))
+    arrays |= dict(zip((name for name in kernels.result if name in lowered.needed), made, strict=True))
     timed = set(lowered.forward.timed)
     if one is not None:
         timed |= one.lowered.timed
@@ -292,7 +295,8 @@ class LoopFunction(torch.autograd.Function):
         """Return the values that are needed outside: of all steps, or of the last."""
         made = _FORWARD(kernels.number, list(given))
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(*given, *made)
+            needed = [one for name, one in zip(kernels.result, made, strict=True) if name in kernels.lowered.needed]
+            ctx.save_for_backward(*given, *needed)
             ctx.kernels = kernels
         return results(kernels, made)
 

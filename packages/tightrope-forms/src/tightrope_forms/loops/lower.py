@@ -347,6 +347,8 @@ class _Lowering:
                 )
             elif target in SAME:
                 self.values[node] = self._same(node)
+            elif self._is_sum_of_slices(node) and (slices := self._slices(node)) is not None:
+                self.values[node] = seen(slices)
             elif target in POINTWISE:
                 self.values[node] = self._shared(node, self._pointwise(node))
             elif target in PRODUCTS:
@@ -457,14 +459,50 @@ class _Lowering:
 
     def _cat(self, node: fx.Node) -> View:
         """Write parts side by side."""
-        parts, axis = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
-        where, name, shape = self._direction(node), f"c_{node.name}", tuple(node.meta["val"].shape)
-        whole, start = self._meta(shape), 0
-        values = [self.value(one) for one in parts]
-        self._array(where, name, shape)
-        for value in values:
-            self._nest(where, View(name, whole.narrow(axis, start, value.shape[axis])), value)
+        axis, pieces, start = (node.args[1] if len(node.args) > 1 else 0), list[tuple[int, Lazy]](), 0
+        for value in map(self.value, node.args[0]):
+            pieces.append((start, value))
             start += value.shape[axis]
+        return self._side_by_side(node, axis, pieces)
+
+    def _is_sum_of_slices(self, node: fx.Node) -> bool:
+        if node.target is aten.add.Tensor:
+            return all(isinstance(one, fx.Node) and self._is_sum_of_slices(one) for one in node.args)
+        return node.target is aten.slice_backward.default
+
+    def _slices(self, node: fx.Node) -> View | None:
+        """Write gradients of slices of one value side by side; None where the op is no sum of these."""
+        every, axes, pieces = [node], set(), list[tuple[int, Lazy]]()
+        while every:
+            one = every.pop()
+            if one.target is aten.slice_backward.default and one.args[5] == 1:
+                axes.add(one.args[2])
+                pieces.append((one.args[3], self.value(one.args[0])))
+            elif one.target is aten.add.Tensor and not one.kwargs and one not in self.values:
+                every += [operand for operand in one.args if isinstance(operand, fx.Node)]
+            else:
+                return None
+        if len(axes) != 1:
+            raise CaptureError("gradients of slices along two axes have no formula here")
+        return self._side_by_side(node, axes.pop(), sorted(pieces, key=lambda piece: piece[0]))
+
+    def _side_by_side(self, node: fx.Node, axis: int, pieces: Sequence[tuple[int, Lazy]]) -> View:
+        where, name, shape = self._direction(node), f"c_{node.name}", tuple(node.meta["val"].shape)
+        whole, end = self._meta(shape), 0
+        self._array(where, name, shape)
+
+        def blank(until: int) -> None:
+            if until > end:
+                target = whole.narrow(axis, end, until - end)
+                self._nest(where, View(name, target), Lazy(0.0, (), tuple(target.shape)))
+
+        for start, value in pieces:
+            if start < end:
+                raise CaptureError("gradients of slices that overlap have no formula here")
+            blank(start)
+            end = start + value.shape[axis]
+            self._nest(where, View(name, whole.narrow(axis, start, value.shape[axis])), value)
+        blank(shape[axis])
         return View(name, whole)
 
     def _once(self, node: fx.Node) -> Lazy:

@@ -23,9 +23,8 @@ from tightrope_forms.loops.ops import View
 from tightrope_forms.values.loops import Affine, LoopAccess, LoopArray, LoopProgram, LoopStatement, LoopTerm
 
 Group: TypeAlias = "list[Nest] | Product"
-BLOCK: Final = 32
-"""Steps for which products that left the loop run at once."""
-LANES: Final = (8,)
+_TILE: Final = 32_768
+"""Elements of products that left the loop and are there at once: half of a second-level cache holds them."""
 _ROWS: Final = 6  # of a product in registers
 
 
@@ -36,12 +35,14 @@ class Ordered(NamedTuple):
         groups: what runs in one step, in order.
         program: what was proved.
         cells: by array, as in `LoopArray`.
+        block: steps for which products that left the loop run at once.
     """
 
     lowered: Lowered
     groups: list[Group]
     program: LoopProgram
     cells: dict[str, tuple[int, ...]]
+    block: int
 
 
 def grouped(lowered: Lowered) -> list[Group]:
@@ -123,13 +124,13 @@ def _terms(rank: int, *terms: int | LoopTerm) -> tuple[LoopTerm, ...]:
 class _Writer:
     """Collects statements with their times."""
 
-    def __init__(self, lowered: Lowered, direction: int, lanes: int) -> None:
-        self.lowered, self.direction, self.lanes = lowered, direction, lanes
+    def __init__(self, lowered: Lowered, direction: int, lanes: int, block: int) -> None:
+        self.lowered, self.direction, self.lanes, self.block = lowered, direction, lanes, block
         self.statements: list[LoopStatement] = []
         self.places = {id(one): k for k, one in enumerate((*lowered.before, *lowered.work))}
 
     def head(self, rank: int, phase: int, group: int) -> list[int | LoopTerm]:
-        block = LoopTerm(_unit(rank, 0, self.direction), BLOCK if self.lowered.before else 1)
+        block = LoopTerm(_unit(rank, 0, self.direction), self.block)
         if not self.lowered.before:
             block = LoopTerm((0, *[0] * rank))
         time = LoopTerm(_unit(rank, 0, self.direction))
@@ -195,7 +196,8 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
         CaptureError: isl finds that the order is not legal.
     """
     groups = grouped(lowered)
-    writer = _Writer(lowered, direction, lanes)
+    block = _block(lowered)
+    writer = _Writer(lowered, direction, lanes, block)
     for number, product in enumerate(lowered.before):
         writer.product(product, number, 0)
     for number, group in enumerate(groups):
@@ -214,7 +216,7 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
     proof.check()
     cells = {}
     for name in lowered.timed - lowered.kept:
-        for option in _options(name, lowered, groups, lanes):
+        for option in _options(name, lowered, groups, (lanes, block)):
             if proof.fits(name, option):
                 cells[name] = option
                 break
@@ -222,14 +224,20 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
         LoopArray(one.name, one.shape, one.over_time, cells.get(one.name, ()), one.name not in cells and one.over_time)
         for one in bare.arrays
     )
-    return Ordered(lowered, groups, LoopProgram(direction, arrays, bare.statements, bare.parallel), cells)
+    return Ordered(lowered, groups, LoopProgram(direction, arrays, bare.statements, bare.parallel), cells, block)
 
 
-def _options(name: str, lowered: Lowered, groups: Sequence[Group], lanes: int) -> Iterable[tuple[int, ...]]:
+def _block(lowered: Lowered) -> int:
+    """Choose a power of 2 of steps whose products stay in a cache."""
+    size = sum(prod(lowered.arrays[one.target.array]) for one in lowered.before)
+    return 1 << max(4, min(9, (_TILE // size).bit_length() - 1)) if size else 1
+
+
+def _options(name: str, lowered: Lowered, groups: Sequence[Group], sizes: tuple[int, int]) -> Iterable[tuple[int, ...]]:
     """List cells that an array may shrink to, fewest first."""
-    rank = len(lowered.arrays[name])
+    rank, (lanes, block) = len(lowered.arrays[name]), sizes
     if any(one.target.array == name for one in lowered.before):
-        return [(BLOCK, *[0] * rank)]
+        return [(block, *[0] * rank)]
     using = [g for g in groups if any(name in names for names in map(_names, [g] if isinstance(g, Product) else g))]
     steps = {view.step for one in lowered.work for view in (*_reads(one), one.target) if view.array == name}
     if len(using) == 1 and isinstance(using[0], list) and rank and len(steps) == 1:
@@ -323,9 +331,10 @@ class Proof:
         flow = writes.apply_range(reads.reverse()).intersect(self.earlier)
         overwritten = reads.apply_range(clash).apply_range(writes.reverse())  # read -> write of another
         same = overwritten.domain().identity()
-        late = overwritten.subtract(same).intersect(self.new.lex_ge_union_map(self.new))
+        by_reads, by_writes = (self.new.intersect_domain(one.domain()) for one in (reads, writes))
+        late = overwritten.subtract(same).intersect(by_reads.lex_ge_union_map(by_writes))
         given = reads.domain().subtract(flow.range())  # what comes from outside is there from the beginning
-        between = flow.apply_range(late).subtract(self.new.lex_gt_union_map(self.new))
+        between = flow.apply_range(late).subtract(by_writes.lex_gt_union_map(by_writes))
         return bool(between.is_empty() and late.intersect_domain(given).is_empty())
 
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from tightrope.core import CaptureError
-from tightrope_forms.loops._torch import tree_flatten, tree_map, tree_unflatten
+from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
 
 _METADATA: Final = frozenset(
     "dim size __get__ stride numel nelement ndimension is_contiguous __len__ element_size storage_offset "
@@ -72,69 +71,94 @@ def tensors_of(result: Any) -> list[Any]:
 
 
 class _Recorder(TorchFunctionMode):
+    """Records until something cannot be recorded; the module runs on, as nothing may run twice."""
+
     def __init__(self, known: Mapping[int, Ref]) -> None:
         super().__init__()
-        self.known, self.calls, self.held = dict(known), list[Call](), list[Any]()
+        self.known, self.calls, self.held, self.said = dict(known), list[Call](), list[Any](), ""
 
     def leaf(self, one: Any, where: str) -> Any:
         if not isinstance(one, Tensor):
             return one
         if id(one) not in self.known:
-            raise CaptureError(f"{where} takes a tensor that is no parameter, buffer, argument or result")
-        return self.known[id(one)]
+            self.said = self.said or f"{where} takes a tensor that is no parameter, buffer, argument or result"
+        return self.known.get(id(one))
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self.said:
+            return func(*args, **(kwargs or {}))
         given, tree = tree_flatten((tuple(args), dict(kwargs or {})))
-        tensors = [one for one in given if isinstance(one, Tensor)]
-        versions = [one._version for one in tensors]
+        versions = _versions(given)
         result = func(*args, **(kwargs or {}))
-        made = tensors_of(result)
-        name = getattr(func, "__name__", str(func))
-        if [one._version for one in tensors] != versions:
-            raise CaptureError(f"{name} writes in place")
-        if not made:
-            if name not in _METADATA:
-                raise CaptureError(f"{name} is called, whose result or effect is no tensor")
-            return result
-        call = Call(func, tuple(self.leaf(one, name) for one in given), tree, tuple(map(_facts, made)))
-        self.held.append((result, made, given))  # so that no number stands for two tensors
-        self.known |= {id(one): Ref(len(self.calls), at) for at, one in enumerate(made)}
-        self.calls.append(call)
+        made, name = tensors_of(result), getattr(func, "__name__", str(func))
+        if _versions(given) != versions:
+            self.said = f"{name} writes in place"
+        elif not made and name not in _METADATA:
+            self.said = f"{name} is called, whose result or effect is no tensor"
+        elif made:
+            call = Call(func, tuple(self.leaf(one, name) for one in given), tree, tuple(map(_facts, made)))
+            self.held.append((result, made, given))  # so that no number stands for two tensors
+            self.known |= {id(one): Ref(len(self.calls), at) for at, one in enumerate(made)}
+            self.calls.append(call)
         return result
+
+
+def _versions(given: Sequence[Any]) -> list[int]:
+    return [one._version for one in given if isinstance(one, Tensor) and not one.is_inference()]
 
 
 def _facts(one: Tensor) -> tuple[Any, ...]:
     return tuple(one.shape), one.dtype, one.device.type
 
 
-def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recording:
+def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Recording, str]:
     """Run a module and record it.
 
-    Raises:
-        CaptureError: it does what cannot be run again from a recording.
+    Returns:
+        The recording with the module's result, and why it cannot be run again, or nothing.
     """
-    if any(one._forward_hooks or one._forward_pre_hooks for one in module.modules()):
-        raise CaptureError("it has hooks")
     given = tensors_of((tuple(args), dict(kwargs)))
     known = {id(one): Ref(-2, 0, name) for name, one in named(module).items()}
     known |= {id(one): Ref(-1, at) for at, one in enumerate(given)}
-    state = torch.get_rng_state()
+    state, own = torch.get_rng_state(), _own(module)
     recorder = _Recorder(known)
     with recorder:
         result = module(*args, **kwargs)
-    if not torch.equal(state, torch.get_rng_state()):
-        raise CaptureError("it draws random numbers")
     leaves, tree = tree_flatten(result)
-    return Recording(recorder.calls, [recorder.leaf(one, "the result") for one in leaves], tree, result)
+    found = Recording(recorder.calls, [recorder.leaf(one, "the result") for one in leaves], tree, result)
+    if not torch.equal(state, torch.get_rng_state()):
+        return found, "it draws random numbers"
+    if _own(module) != own:
+        return found, "it changes attributes of its own"
+    return found, recorder.said
+
+
+def _own(module: nn.Module) -> list[Any]:
+    """List what modules hold, by identity, and how many things are in containers."""
+    return [
+        (name, id(value), len(value) if isinstance(value, list | dict | set) else 0)
+        for one in module.modules()
+        for held in (vars(one), one._buffers, one._parameters)
+        for name, value in held.items()
+    ]
+
+
+def settings(module: nn.Module) -> tuple[Any, ...]:
+    """List what decides, beside arguments, which calls a module makes: its modes and plain attributes."""
+    plain = (bool, int, float, str, type(None))
+    return tuple(
+        (name, value) for one in module.modules() for name, value in vars(one).items() if isinstance(value, plain)
+    )
+
+
+def hooks(module: nn.Module) -> bool:
+    """Tell whether a module has hooks, which no recording calls."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(one, kind) for one in module.modules() for kind in kinds)
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
     """Name the parameters and buffers of a module; shared ones by their first name."""
     return dict([*module.named_parameters(), *module.named_buffers()])
-
-
-def mapped(result: Any, change: Callable[[Any], Any]) -> Any:
-    """Change the leaves of a structure."""
-    return tree_map(change, result)
