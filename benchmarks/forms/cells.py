@@ -71,6 +71,31 @@ class GruLoop(LoopNet):
         return self.inner(x, state)
 
 
+class RnnLoop(GruLoop):
+    """`torch.nn.RNNCell`."""
+
+    def build(self) -> None:
+        """Make the cell."""
+        self.inner = nn.RNNCell(self.inputs, self.hidden)  # type: ignore[assignment]
+
+
+class ColumnLoop(LoopNet):
+    """Products with weights on the left, and columns as examples."""
+
+    def build(self) -> None:
+        """Make the weights."""
+        self.w = nn.Parameter(torch.randn(self.hidden, self.inputs))
+        self.u = nn.Parameter(torch.randn(self.hidden, self.hidden) / self.hidden)
+
+    def start(self, x: Tensor) -> Any:
+        """Make the first state."""
+        return x.new_zeros(self.hidden, x.shape[1])
+
+    def cell(self, x: Tensor, state: Any) -> Any:
+        """Make the next state."""
+        return torch.tanh(self.w @ x.mT + self.u @ state)
+
+
 class MinimalLoop(LoopNet):
     """A minimal gated unit as papers write it: products of concatenations, the second of a gated state."""
 
@@ -173,6 +198,7 @@ class LayerLoops(LoopNet):
 
 CELLS: Final[tuple[type[LoopNet], ...]] = (
     LstmLoop, GruLoop, MinimalLoop, SlicedLoop, PeepholeLoop, StackedLoop, BackwardLoop, LayerLoops,
+    ColumnLoop,
 )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from benchmarks.forms.cells import CELLS, GruLoop, LoopNet, LstmLoop, MinimalLoop, SlicedLoop, elements, watched
-from tightrope.core import JudgeError
+from benchmarks.forms.cells import CELLS, GruLoop, LoopNet, LstmLoop, MinimalLoop, RnnLoop, SlicedLoop, elements, watched
+from tightrope.core import CaptureError, JudgeError
 from tightrope_forms.judge.loops import interpret, judge_by_counting, judge_by_isl
 from tightrope_forms.loops import LoopedModule, optimise_loops
 from tightrope_forms.loops import api
@@ -49,7 +49,7 @@ def test_a_loop_gives_the_values_and_gradients_of_its_module(kind: type[LoopNet]
     compare(net, looped, x)
 
 
-@pytest.mark.parametrize(("steps", "batch", "inputs", "hidden"), [(4, 1, 1, 1), (33, 1, 7, 17), (12, 7, 16, 40)])
+@pytest.mark.parametrize(("steps", "batch", "inputs", "hidden"), [(4, 1, 1, 1), (12, 7, 9, 21)])
 def test_sizes_with_remainders(steps: int, batch: int, inputs: int, hidden: int) -> None:
     torch.manual_seed(1)
     net = LstmLoop(inputs, hidden)
@@ -251,7 +251,7 @@ def watched_runs() -> list[Any]:
     """Forward and backward of tiny cells, with their arrays before and after."""
     torch.manual_seed(0)
     found = []
-    for kind in (LstmLoop, GruLoop, MinimalLoop):
+    for kind in (LstmLoop, RnnLoop):
         looped, x = optimise_loops(kind(2, 3)), torch.randn(4, 2, 2)
         looped(x)
         with watched() as seen:
@@ -274,8 +274,9 @@ def test_the_judge_agrees_by_counting_and_its_numbers_are_those_of_the_kernels(w
         assert max(abs(made[key] - wanted[key]) for key in compared) < 1e-5
 
 
-def test_the_judge_agrees_by_isl(watched_runs: list[Any]) -> None:
-    for program, *_ in watched_runs[4:]:
+@pytest.mark.parametrize("first", [2, pytest.param(0, marks=pytest.mark.slow)])
+def test_the_judge_agrees_by_isl(watched_runs: list[Any], first: int) -> None:
+    for program, *_ in watched_runs[first : first + 2]:
         assert judge_by_isl(program) > 20
 
 
@@ -296,7 +297,7 @@ def wrong(program: LoopProgram) -> list[tuple[str, LoopProgram]]:
         if one.when[1].affine[0] == 1 else one
         for one in program.statements
     ]  # fmt: skip
-    large = next(one for one in program.arrays if one.outside and one.over_time and one.name[0] == "v")
+    large = next(one for one in program.arrays if one.name[0] == "p" and one.cells[0] == 1)
     small = tuple(replace(one, cells=(1, 1, 1), outside=False) if one is large else one for one in program.arrays)
     return [
         ("reverses", reversed_time(program)),
@@ -307,17 +308,16 @@ def wrong(program: LoopProgram) -> list[tuple[str, LoopProgram]]:
 
 
 def test_wrong_orders_are_refused_by_the_judge_and_by_the_solver(watched_runs: list[Any]) -> None:
-    program = watched_runs[5][0]
-    for said, broken in wrong(watched_runs[4][0])[:3]:
+    *orders, (_, shrunk) = wrong(watched_runs[2][0])
+    for said, broken in orders:
         with pytest.raises(JudgeError, match=said):
             judge_by_isl(broken)
-        with pytest.raises(Exception, match="isl finds a dependence"):
+        with pytest.raises(CaptureError, match="isl finds a dependence"):
             Proof(broken).check()
-    broken = wrong(watched_runs[4][0])[3][1]
     with pytest.raises(JudgeError, match="cell of"):
-        judge_by_isl(broken)
-    assert not Proof(broken).fits(next(one.name for one in broken.arrays if one.cells == (1, 1, 1)), (1, 1, 1))
-    del program
+        judge_by_isl(shrunk)
+    (name,) = (one.name for one in shrunk.arrays if one.cells == (1, 1, 1))
+    assert not Proof(shrunk).fits(name, (1, 1, 1))
 
 
 def test_wrong_orders_are_refused_by_counting(watched_runs: list[Any]) -> None:

@@ -9,7 +9,7 @@ Complexity  Pairs of statements that share an array; instances of a few steps.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any, Final
 
 from tightrope.core import JudgeError
@@ -40,6 +40,9 @@ def _time(one: LoopStatement, prime: str, *, written: int = 0) -> list[str]:
         return [f"{written}*{names[0]}", str(one.place), *names[1:]]
     found = []
     for term in one.when:
+        if not any(term.affine[1:]) and not term.modulo:
+            found.append(str(term.affine[0] // term.divisor))
+            continue
         text = f"floor(({_text(term.affine, names)})/{term.divisor})" if term.divisor > 1 else (
             f"({_text(term.affine, names)})"
         )  # fmt: skip
@@ -48,16 +51,19 @@ def _time(one: LoopStatement, prime: str, *, written: int = 0) -> list[str]:
 
 
 def _before(first: Sequence[str], second: Sequence[str], *, equal: bool = False) -> str:
-    """Write down that one time vector is before another."""
-    width = max(len(first), len(second))
-    one, two = ([*side, *["0"] * (width - len(side))] for side in (first, second))
-    cases = [
-        " and ".join([*(f"{a} = {b}" for a, b in zip(one[:k], two[:k], strict=True)), f"{one[k]} < {two[k]}"])
-        for k in range(width)
-    ]
-    if equal:
-        cases.append(" and ".join(f"{a} = {b}" for a, b in zip(one, two, strict=True)))
-    return "(" + " or ".join(f"({case})" for case in cases) + ")"
+    """Write down that one time vector is before another; numbers are compared at once."""
+    cases, alike = list[str](), list[str]()
+    for a, b in zip_longest(first, second, fillvalue="0"):
+        numbers = [int(one) for one in (a, b) if one.lstrip("-").isdecimal()]
+        if len(numbers) == 2 and numbers[0] != numbers[1]:
+            cases += [" and ".join(alike) or "0 = 0"] if numbers[0] < numbers[1] else []
+            break
+        if len(numbers) < 2:
+            cases.append(" and ".join([*alike, f"{a} < {b}"]))
+            alike.append(f"{a} = {b}")
+    else:
+        cases += [" and ".join(alike) or "0 = 0"] if equal else []
+    return f"({' or '.join(f'({case})' for case in cases) or '0 = 1'})"
 
 
 def _empty(text: str) -> bool:

@@ -192,7 +192,7 @@ def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequenc
             return body(*every)
 
         if not given:
-            return list(body(*own))
+            return list(torch.func.vjp(body, *own)[0])  # without gradients too, so that nothing is in place
         made, back = torch.func.vjp(some, *(own[n] for n in given))
         return [*made, *back(tuple(grads))]
 
@@ -356,7 +356,7 @@ class _Lowering:
             elif target is aten.cat.default:
                 self.values[node] = seen(self._cat(node))
             else:
-                raise CaptureError(f"{target} has no formula here")
+                raise CaptureError(f"{node.args[0].target if target is operator.getitem else target} has no formula here")
         found: Lazy = self.values[node]
         return found
 
@@ -415,6 +415,12 @@ class _Lowering:
         self._array(where, name, value.shape)
         return self._nest(where, View(name, self._meta(value.shape)), value)
 
+    def _copy(self, node: fx.Node, view: View) -> View:
+        """Lay rows of a factor out one behind the other."""
+        where, name, shape = self._direction(node), f"v_{node.name}_rows", tuple(view.meta.shape)
+        self._array(where, name, shape)
+        return self._nest(where, View(name, self._meta(shape)), seen(view))
+
     def stored(self, node: fx.Node) -> View:
         """Lower an op to elements of an array."""
         value = self.value(node)
@@ -439,23 +445,34 @@ class _Lowering:
         if node.kwargs:
             raise CaptureError(f"{node.target} with factors has no formula here")
         left_node, right_node = node.args[left_at], node.args[right_at]
+        if self.level[left_node] == 0 and bias_at is None and self.level[right_node] > 0:
+            return self._transposed(node, left_node, right_node)
         if self.level[right_node] > 0:
             raise CaptureError("a product of two values that change in the loop has no kernel here")
         left, right = self.stored(left_node), self.stored(right_node)
         if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:
-            left = self._store(left_node, seen(left))
+            left = self._copy(node, left)
         bias = None if bias_at is None else self.value(node.args[bias_at]).view
         if bias_at is not None and (bias is None or self.level[node.args[bias_at]] > 0):
             raise CaptureError("a product with a bias that changes has no kernel here")
-        shape, where = tuple(node.meta["val"].shape), self._direction(node)
-        name = f"p_{node.name}"
+        return self._multiplied(node, bias, left, right, free=self.level[left_node] == 1 and left.array[0] == "x")
+
+    def _multiplied(self, node: fx.Node, bias: View | None, left: View, right: View, *, free: bool) -> View:
+        shape, where, name = (left.meta.shape[0], right.meta.shape[1]), self._direction(node), f"p_{node.name}"
         self._array(where, name, shape)
         self._note(where, left, right)
         bias = None if bias is None else bias._replace(meta=bias.meta.expand(shape))
         made = Product(View(name, self._meta(shape)), bias, left, right)
-        free = self.level[left_node] == 1 and left.array[0] == "x"
         (where.before if free else where.work).append(made)
         return made.target
+
+    def _transposed(self, node: fx.Node, left_node: fx.Node, right_node: fx.Node) -> View:
+        """Multiply from the left: the transpose is a product with weights on the right."""
+        left, right = (one._replace(meta=one.meta.t()) for one in (self.stored(right_node), self.stored(left_node)))
+        if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:
+            left = self._copy(node, left)
+        made = self._multiplied(node, None, left, right, free=False)
+        return made._replace(meta=made.meta.t())
 
     def _cat(self, node: fx.Node) -> View:
         """Write parts side by side."""
