@@ -130,7 +130,10 @@ class PeepholeLoop(LoopNet):
 
     def build(self) -> None:
         """Make the weights."""
-        self.w, self.u = nn.Linear(self.inputs, 4 * self.hidden), nn.Linear(self.hidden, 4 * self.hidden, bias=False)
+        self.w, self.u = (
+            nn.Linear(self.inputs, 4 * self.hidden),
+            nn.Linear(self.hidden, 4 * self.hidden, bias=False),
+        )
         self.peep = nn.Parameter(torch.randn(3, self.hidden))
 
     def forward(self, x: Tensor) -> Any:
@@ -182,7 +185,9 @@ class LayerLoops(LoopNet):
 
     def build(self) -> None:
         """Make the cells."""
-        self.layers = nn.ModuleList([nn.RNNCell(self.inputs, self.hidden), nn.RNNCell(self.hidden, self.hidden)])
+        self.layers = nn.ModuleList(
+            [nn.RNNCell(self.inputs, self.hidden), nn.RNNCell(self.hidden, self.hidden)]
+        )
 
     def forward(self, x: Tensor) -> Any:
         """Return a sum over time, and the last state."""

@@ -7,6 +7,8 @@ H2  epochs of HGNN, UniGIN and UniGCNII with 64 features over the same mathemati
 R1  every rule of rewriting, proved on 100 examples a pair
 R2  extraction against greedy substitution, backtracking and restarts, on parts of six nets
 R3  bytes that six training steps keep and need, rewritten, over those of the nets as they were
+L1  recurrent cells in a Python loop as kernels, over eager and Inductor: times, first calls, bytes, errors
+L3  certificates of such kernels, judged by isl and by numbers
 
 Times are of one thread, in interleaved pairs of thread-CPU time. ``--data`` is a checkout of
 github.com/malllabiisc/HyperGCN; torch_geometric and hypernetx are installed with ``pip install --no-deps``.
@@ -20,7 +22,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.forms import hypergraphs, rewrites
+from benchmarks.forms import hypergraphs, recurrent, rewrites
 
 
 def run(arguments: Sequence[str], console: Console) -> int:
@@ -29,14 +31,17 @@ def run(arguments: Sequence[str], console: Console) -> int:
     questions = {
         "H1": hypergraphs.kernels, "H2": hypergraphs.epochs,
         "R1": rewrites.proofs, "R2": rewrites.searches, "R3": rewrites.trainings,
+        "L1": recurrent.cells, "L3": recurrent.certificates,
     }  # fmt: skip
-    parser.add_argument("--only", choices=list(questions))
+    parser.add_argument("--only", default="", help=f"some of {','.join(questions)}")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    asked = [options.only] if options.only else list(questions)
+    asked = options.only.split(",") if options.only else list(questions)
+    if unknown := [name for name in asked if name not in questions]:
+        parser.error(f"--only {','.join(unknown)}: choose from {','.join(questions)}")
     found = {name: questions[name](options.data, console, options.pairs) for name in asked}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Loops: found again, run as kernels with equal values, proved by isl, judged; what cannot be is left as it was."""
+"""Loops: found again, run as kernels with equal values, proved by isl and judged; others are left."""
 
 import copy
 import importlib.util
@@ -10,16 +10,27 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from benchmarks.forms.cells import CELLS, GruLoop, LoopNet, LstmLoop, MinimalLoop, RnnLoop, SlicedLoop, elements, watched
+from benchmarks.forms.cells import (
+    CELLS,
+    GruLoop,
+    LoopNet,
+    LstmLoop,
+    MinimalLoop,
+    RnnLoop,
+    SlicedLoop,
+    elements,
+    watched,
+)
 from tightrope.core import CaptureError, JudgeError
 from tightrope_forms.judge.loops import interpret, judge_by_counting, judge_by_isl
-from tightrope_forms.loops import LoopedModule, optimise_loops
-from tightrope_forms.loops import api
+from tightrope_forms.loops import LoopedModule, api, optimise_loops
 from tightrope_forms.loops.find import loops
+from tightrope_forms.loops.kernel import LoopFunction
 from tightrope_forms.loops.order import Proof
 from tightrope_forms.loops.record import record
 from tightrope_forms.values.loops import LoopProgram, LoopTerm
 
+pytest.importorskip("islpy", reason="an extra: pip install tightrope-forms[loops]")
 pytestmark = pytest.mark.filterwarnings("ignore:tightrope")
 
 
@@ -34,7 +45,7 @@ def compare(net: nn.Module, looped: LoopedModule, x: Tensor, *, steps: float = 3
     both = [torch.autograd.grad(sum(one.square().sum() for one in made), leaves) for made in (found, wanted)]  # type: ignore[arg-type]
     eps = torch.finfo(x.dtype).eps
     for one, two in zip((*found, *both[0]), (*wanted, *both[1]), strict=True):
-        assert one.shape == two.shape and one.stride() == two.stride()
+        assert (one.shape, one.stride()) == (two.shape, two.stride())
         assert (one - two).abs().max() <= steps * eps * two.abs().max()
 
 
@@ -216,8 +227,8 @@ def test_a_compiler_that_fails_leaves_the_module(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_kernel_with_wrong_values_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = api.LoopFunction.apply
-    monkeypatch.setattr(api.LoopFunction, "apply", lambda *given: tuple(one + 1e-3 for one in real(*given)))
+    real: Any = LoopFunction.apply
+    monkeypatch.setattr(LoopFunction, "apply", lambda *given: tuple(one + 1e-3 for one in real(*given)))
     net = GruLoop(3, 5)
     looped, x = optimise_loops(net), torch.randn(6, 1, 3)
     for _ in range(2):
@@ -261,12 +272,18 @@ def watched_runs() -> list[Any]:
     return found
 
 
-def test_the_judge_agrees_by_counting_and_its_numbers_are_those_of_the_kernels(watched_runs: list[Any]) -> None:
+def test_the_judge_agrees_by_counting_and_its_numbers_are_those_of_the_kernels(
+    watched_runs: list[Any],
+) -> None:
     for program, steps, before, after in watched_runs:
         start = elements(program, steps, before, first=True)
         written = {one.target.array for one in program.statements}
         start = {key: value for key, value in start.items() if key[0] not in written or key[0][0] in "sd"}
-        start = {key: v for key, v in start.items() if key[0] not in written or key[1][0] == (0 if key[0][0] == "s" else steps)}
+        start = {
+            key: v
+            for key, v in start.items()
+            if key[0] not in written or key[1][0] == (0 if key[0][0] == "s" else steps)
+        }
         assert judge_by_counting(program, steps, start) > 0
         made, wanted = interpret(program, steps, start), elements(program, steps, after, first=False)
         compared = [key for key in wanted if key in made and key[0] in written]
@@ -292,13 +309,16 @@ def reversed_time(program: LoopProgram) -> LoopProgram:
 
 def wrong(program: LoopProgram) -> list[tuple[str, LoopProgram]]:
     """Break a program in four ways."""
-    swapped = [
-        replace(one, when=(*one.when[:3], replace(one.when[3], affine=(9 - one.when[3].affine[0], *one.when[3].affine[1:])), *one.when[4:]))
-        if one.when[1].affine[0] == 1 else one
-        for one in program.statements
-    ]  # fmt: skip
+    swapped = []
+    for one in program.statements:
+        group = one.when[3]
+        if one.when[1].affine[0] == 1:
+            group = replace(group, affine=(9 - group.affine[0], *group.affine[1:]))
+        swapped.append(replace(one, when=(*one.when[:3], group, *one.when[4:])))
     large = next(one for one in program.arrays if one.name[0] == "p" and one.cells[0] == 1)
-    small = tuple(replace(one, cells=(1, 1, 1), outside=False) if one is large else one for one in program.arrays)
+    small = tuple(
+        replace(one, cells=(1, 1, 1), outside=False) if one is large else one for one in program.arrays
+    )
     return [
         ("reverses", reversed_time(program)),
         ("reverses", replace(program, statements=tuple(swapped))),
@@ -322,9 +342,13 @@ def test_wrong_orders_are_refused_by_the_judge_and_by_the_solver(watched_runs: l
 
 def test_wrong_orders_are_refused_by_counting(watched_runs: list[Any]) -> None:
     program, steps, before, _ = watched_runs[0]
-    start = {key: v for key, v in elements(program, steps, before, first=True).items() if key[0][0] in "xw" or key[1][0] == 0}
+    start = {
+        key: v
+        for key, v in elements(program, steps, before, first=True).items()
+        if key[0][0] in "xw" or key[1][0] == 0
+    }
     start = {key: v for key, v in start.items() if key[0][0] in "xws"}
     judge_by_counting(program, steps, start)
     for _, broken in (wrong(program)[k] for k in (0, 1, 3)):
-        with pytest.raises(JudgeError, match="reads|new order"):
+        with pytest.raises(JudgeError, match=r"reads|new order"):
             judge_by_counting(broken, steps, start)

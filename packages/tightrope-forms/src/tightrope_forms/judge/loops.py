@@ -77,7 +77,11 @@ def _same(one: LoopAccess, a: list[str], two: LoopAccess, b: list[str], cells: S
     for k, (x, y) in enumerate(zip(one.index, two.index, strict=True)):
         first, second, cell = _text(x, a), _text(y, b), cells[k] if cells else 0
         parts.append(
-            f"(({first}) - ({second})) mod {cell} = 0" if cell > 1 else "0 = 0" if cell else f"{first} = {second}"
+            f"(({first}) - ({second})) mod {cell} = 0"
+            if cell > 1
+            else "0 = 0"
+            if cell
+            else f"{first} = {second}"
         )
     return " and ".join(parts) or "0 = 0"
 
@@ -178,7 +182,10 @@ def _kept_from_outside(
             f"[T] -> {{ [{', '.join(b)}] : exists ({', '.join(a)} : {' and '.join(facts)}) }}"
         )
     facts = [*_inside(r, "b"), *_inside(v, "c"), _same(v.target, c, access, b, array.cells)]
-    facts += [f"not ({_same(v.target, c, access, b)})", _before(_time(v, "c"), _time(r, "b"), equal=v is not r)]
+    facts += [
+        f"not ({_same(v.target, c, access, b)})",
+        _before(_time(v, "c"), _time(r, "b"), equal=v is not r),
+    ]
     late = islpy.Map(f"[T] -> {{ [{', '.join(b)}] -> [{', '.join(c)}] : {' and '.join(facts)} }}")
     return bool(late.intersect_domain(outside).is_empty())
 
@@ -204,7 +211,8 @@ def _when(instance: Instance) -> tuple[int, ...]:
 
 
 _OPS: Final[dict[str, Callable[..., float]]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
     "neg": lambda a: -a, "sigmoid": lambda a: 1 / (1 + math.exp(-a)), "tanh": math.tanh, "exp": math.exp,
     "relu": lambda a: max(a, 0.0), "abs": abs, "max": max, "min": min, "sqrt": math.sqrt, "log": math.log,
     "sign": lambda a: float((a > 0) - (a < 0)), "above": lambda a, b, c, d: c if a > b else d,

@@ -1,8 +1,8 @@
 """Run modules whose Python loops are found again and compiled.
 
-Idea        The first call of every kind is the module's own, and it is recorded. Loops of the recording become
-            kernels; all other calls are made again as they were. Results and gradients of both are compared
-            before a kernel is used.
+Idea        The first call of every kind is the module's own, and it is recorded. Its loops become kernels;
+            all other calls are made again as they were. Results and gradients of both are compared before
+            a kernel is used.
 Source      SIRIUS (MLSys 2023) has the host's loops in the model of its kernels
 Guarantee   What differs from the module, beyond the tolerance, never runs; nor does what isl does not prove.
             `LoopedModule.said` has the reason, and the module runs as it was.
@@ -21,9 +21,9 @@ from tightrope.core import CaptureError, NativeError
 from tightrope.core.cache import warn_once
 from tightrope.fuse.tolerance import difference
 from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
+from tightrope_forms.loops.body import LoopInputs, inputs_of, specs_of, whole
 from tightrope_forms.loops.find import Loop, Stepped, loops
 from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport, compiled
-from tightrope_forms.loops.lower import LoopInputs, inputs_of, specs_of, whole
 from tightrope_forms.loops.record import Call, Recording, Ref, hooks, named, record, settings, tensors_of
 
 RESULTS: Final = 1
@@ -81,10 +81,16 @@ def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[
     for number, loop in enumerate(loops(recording)):
         inputs = inputs_of(loop)
         specs = specs_of(loop, inputs, recording, given)
-        sources = [*(one.source or one.items[0] for one in inputs.stepped), *(one.first for one in inputs.states)]
+        sources = [
+            *(one.source or one.items[0] for one in inputs.stepped),
+            *(one.first for one in inputs.states),
+        ]
         needs = [wanted(one) for one in (*sources, *inputs.fixed)]
         some, num_stepped = any(needs), len(inputs.stepped)
-        needs = [one or (some and num_stepped <= n < num_stepped + len(inputs.states)) for n, one in enumerate(needs)]
+        needs = [
+            one or (some and num_stepped <= n < num_stepped + len(inputs.states))
+            for n, one in enumerate(needs)
+        ]
         try:
             found.append(_FoundLoop(loop, inputs, compiled(loop, inputs, specs, needs), number))
         except CaptureError as error:
@@ -177,7 +183,9 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
             values[step.number, 0] = (array if step.stacks else array.flatten(place, place + 1)).contiguous()
         else:
             given = [_stepped(one, value, step.loop.steps) for one in step.inputs.stepped]
-            given += [value(one.first) for one in step.inputs.states] + [value(one) for one in step.inputs.fixed]
+            given += [value(one.first) for one in step.inputs.states] + [
+                value(one) for one in step.inputs.fixed
+            ]
             made = LoopFunction.apply(step.kernels, *given)  # type: ignore[no-untyped-call]
             refs = [ref for ref in step.inputs.outputs if ref in step.loop.used]
             arrays[step.number] = dict(zip(refs, made, strict=True))
@@ -325,7 +333,11 @@ def _compare(recording: Recording, call: Callable[[], Any], before: float, tenso
     took = [before, time.thread_time() - start]
     pairs = list(zip(tensors_of(recording.result), tensors_of(found), strict=True))
     for one, two in pairs:
-        if one.shape != two.shape or one.dtype != two.dtype or difference(two.detach(), one.detach()) > RESULTS:
+        if (
+            one.shape != two.shape
+            or one.dtype != two.dtype
+            or difference(two.detach(), one.detach()) > RESULTS
+        ):
             raise CaptureError("its kernel gave other values")
         if one.requires_grad != two.requires_grad:
             raise CaptureError("its kernel's results need other gradients")
@@ -342,22 +354,24 @@ def _compare(recording: Recording, call: Callable[[], Any], before: float, tenso
         if (one is None) != (two is None) or (one is not None and difference(two, one) > GRADIENTS):
             raise CaptureError("its kernel gave other gradients")
     if took[1] > took[0]:
-        raise CaptureError(f"its kernel is slower: {took[1] * 1e3:.1f} ms, and {took[0] * 1e3:.1f} ms without")
+        raise CaptureError(
+            f"its kernel is slower: {took[1] * 1e3:.1f} ms, and {took[0] * 1e3:.1f} ms without"
+        )
 
 
 def optimise_loops(module: nn.Module) -> LoopedModule:
     """Return a module that runs loops over time, written in Python, as kernels.
 
-    The first call of a kind, by shapes and what needs gradients, runs the module, finds its loops, and compares
-    results and gradients of both forms. Where there is no loop, no kernel, no compiler or no islpy, the module runs
-    as it was: a warning and `LoopedModule.said` have the reason.
+    The first call of a kind, by shapes and what needs gradients, runs the module. It finds the loops, and
+    compares results, gradients and times of both forms. Where there is no loop, no kernel, no compiler or no
+    islpy, the module runs as it was: a warning and `LoopedModule.said` have the reason.
 
     Args:
         module: on the CPU, float32 or float64. Its forward makes the same calls for arguments of one kind.
 
     Returns:
-        A module with the same parameters; the given one is its ``module``. Results differ by rounding: sums of
-        products run in another order, and exponentials are within 2 units of the last place.
+        A module with the same parameters; the given one is its ``module``. Results differ by rounding: sums
+        of products run in another order, and sigmoid and tanh are within a few units of the last place.
 
     Example:
         >>> class Net(nn.Module):

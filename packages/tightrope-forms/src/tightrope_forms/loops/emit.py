@@ -11,8 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from tightrope_forms.loops.lower import Nest, Product
-from tightrope_forms.loops.ops import Lazy, View
+from tightrope_forms.loops.ops import Lazy, Nest, Product, View, reads_of
 from tightrope_forms.loops.order import Ordered, tile
 from tightrope_forms.values.loops import Formula
 
@@ -49,7 +48,7 @@ class Layout:
         self.size = size
 
     def _used(self, name: str) -> bool:
-        every = [view for one in self.one.lowered.work for view in (*_views(one), one.target)]
+        every = [view for one in self.one.lowered.work for view in (*reads_of(one), one.target)]
         return any(view.array == name for view in every)
 
     def pointer(self, view: View) -> str:
@@ -66,12 +65,6 @@ class Layout:
 
 def _whole(count: int) -> int:
     return -(-count // 16) * 16
-
-
-def _views(one: Nest | Product) -> list[View]:
-    if isinstance(one, Nest):
-        return list(one.value.reads)
-    return [view for view in (one.bias, one.left, one.right) if view is not None]
 
 
 def source(directions: dict[str, tuple[Ordered, int]], real: str, lanes: int) -> str:
@@ -104,10 +97,14 @@ def _function(name: str, layout: Layout, direction: int) -> str:
                 f"{right.meta.stride(0)}, {right.meta.stride(1)}, scratch + {layout.packed[number]});"
             )
     lines.append("    }")
-    loop = "i64 t = steps[0]; t < steps[1]; ++t" if direction > 0 else "i64 t = steps[1] - 1; t >= steps[0]; --t"
+    loop = (
+        "i64 t = steps[0]; t < steps[1]; ++t" if direction > 0 else "i64 t = steps[1] - 1; t >= steps[0]; --t"
+    )
     lines.append(f"    for ({loop}) {{")
     for number, group in enumerate(layout.one.groups):
-        lines += _product(layout, group, number) if isinstance(group, Product) else _Loops(layout, group).lines()
+        lines += (
+            _product(layout, group, number) if isinstance(group, Product) else _Loops(layout, group).lines()
+        )
     return "\n".join([*lines, "    }", "}", ""])
 
 
@@ -141,10 +138,9 @@ class _Loops:
             self.known.append((one.target, result))
             if one.target.array not in self.layout.registers:
                 self.body.append(f"store<N>({self._address(one.target)}, {result});")
-        rank, columns = len(self.shape), self.shape[-1] if self.shape else 1
+        columns = self.shape[-1] if self.shape else 1
         head = [f"for (i64 i{k} = 0; i{k} < {extent}; ++i{k})" for k, extent in enumerate(self.shape[:-1])]
         lead = "".join(f"{one} " for one in head)
-        del rank
         return [
             f"        {lead}{{ auto body = [&]<int N>(std::integral_constant<int, N>, const i64 j) {{",
             *(f"            {line}" for line in self.body),

@@ -56,8 +56,8 @@ class Loop(NamedTuple):
         start: its first call.
         period: calls per iteration.
         steps: iterations.
-        body: calls of an iteration; leaves are `Ref` with numbers inside the iteration, `Carried`, `Stepped`, or
-            what is the same in all, as `Fixed`.
+        body: calls of an iteration; leaves are `Ref` with numbers inside the iteration, `Carried`, `Stepped`
+            or `Fixed`.
         used: values that are needed outside, and in which iterations.
         once: calls, by number in the recording, that are the same in all iterations.
     """
@@ -150,7 +150,11 @@ def _body(calls: Sequence[Call], start: int, period: int, steps: int) -> tuple[C
                 return None
             body.append(every[0]._replace(function=operator.pos, leaves=(taken,)))
         else:
-            body.append(every[0]._replace(leaves=tuple(one.value if isinstance(one, _Same) else one for one in leaves)))
+            body.append(
+                every[0]._replace(
+                    leaves=tuple(one.value if isinstance(one, _Same) else one for one in leaves)
+                )
+            )
     return tuple(body)
 
 
@@ -164,7 +168,9 @@ def _without_fixed(body: Sequence[Call], start: int) -> tuple[tuple[Call, ...], 
             for one in call.leaves
         )
         call = call._replace(leaves=leaves)
-        if call.function is not operator.pos and not any(isinstance(one, Ref | Carried | Stepped) for one in leaves):
+        if call.function is not operator.pos and not any(
+            isinstance(one, Ref | Carried | Stepped) for one in leaves
+        ):
             once.append(at)
             own = tuple(Fixed(Ref(start + at, item)) for item in range(len(call.shapes)))
             call = call._replace(function=operator.pos, leaves=own)

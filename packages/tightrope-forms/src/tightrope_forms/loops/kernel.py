@@ -15,15 +15,16 @@ from tempfile import mkdtemp
 from typing import Any, Final, NamedTuple, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from tightrope.core import Bytes, CaptureError
 from tightrope.core.cache import own_folder
 from tightrope.native.interface import INTEGER, POINTER, load
+from tightrope_forms.loops.body import LoopInputs, Spec, whole
 from tightrope_forms.loops.emit import Layout, source
 from tightrope_forms.loops.find import Loop
-from tightrope_forms.loops.lower import LoweredLoop, Product, lower, whole
-from tightrope_forms.loops.ops import View
+from tightrope_forms.loops.lower import LoweredLoop, lower
+from tightrope_forms.loops.ops import Product, View
 from tightrope_forms.loops.order import Ordered, ordered
 
 _LIBRARY: Final = torch.library.Library("tightrope_forms", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -59,7 +60,9 @@ class LoopKernels:
         for name in [one for one in (lowered.backward.kept if lowered.backward else ()) if one[:2] == "ds"]:
             lowered.backward.kept.discard(name)  # type: ignore[union-attr]
         self.forward = ordered(forward, 1, self.lanes)
-        self.backward = ordered(lowered.backward, -1, self.lanes) if lowered.backward and lowered.backward.work else None
+        self.backward = (
+            ordered(lowered.backward, -1, self.lanes) if lowered.backward and lowered.backward.work else None
+        )
         self.result = [name for name in forward.arrays if self._made(name)]
         directions = {"loop_forward": (self.forward, 1)}
         if self.backward is not None:
@@ -78,7 +81,9 @@ class LoopKernels:
         """Tell whether the forward makes an array that is looked at behind it."""
         forward, states = self.lowered.forward, self.forward.cells
         made = {one.target.array for one in (*forward.work, *forward.before)}
-        return name in made and (name in forward.kept or name in self.lowered.needed or (name[0] == "s" and name in states))
+        return name in made and (
+            name in forward.kept or name in self.lowered.needed or (name[0] == "s" and name in states)
+        )
 
     def size(self, name: str, one: Ordered) -> tuple[int, ...]:
         """Say the shape of an array over time, as it is kept."""
@@ -94,13 +99,19 @@ class LoopKernels:
                 written = {work.target.array for work in (*one.lowered.work, *one.lowered.before)}
                 for name in written:
                     shape, cells = one.lowered.arrays[name], one.cells.get(name, ())
-                    kept = [cell or extent for cell, extent in zip(cells[1:], shape, strict=True)] if cells else shape
+                    kept = (
+                        [cell or extent for cell, extent in zip(cells[1:], shape, strict=True)]
+                        if cells
+                        else shape
+                    )
                     full += self.steps * prod(shape) * self.dtype.itemsize
                     steps = min(cells[0] or self.steps, self.steps) if cells else self.steps
                     there += steps * prod(kept) * self.dtype.itemsize
         return full, there
 
-    def call(self, name: str, arrays: dict[str, Tensor], scratch: Tensor, span: tuple[int, int], *, pack: bool) -> None:
+    def call(
+        self, name: str, arrays: dict[str, Tensor], scratch: Tensor, span: tuple[int, int], *, pack: bool
+    ) -> None:
         """Run some steps."""
         run, layout = self.calls[name]
         pointers = [scratch.data_ptr(), *(arrays[one].data_ptr() for one in layout.given)]
@@ -115,7 +126,10 @@ class LoopKernels:
                 return torch.as_strided(whole_array, meta.shape, meta.stride(), meta.storage_offset())
             size = prod(whole_array.shape[1:])
             return torch.as_strided(
-                whole_array, (self.steps, *meta.shape), (size, *meta.stride()), meta.storage_offset() + view.step * size
+                whole_array,
+                (self.steps, *meta.shape),
+                (size, *meta.stride()),
+                meta.storage_offset() + view.step * size,
             )
 
         return read
@@ -134,7 +148,7 @@ def _written(text: str) -> Path:
     return inside.path / name
 
 
-def compiled(loop: Loop, inputs: Any, specs: Sequence[Any], wanted: Sequence[bool]) -> LoopKernels:
+def compiled(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoopKernels:
     """Lower, order, prove and compile a loop.
 
     Raises:
@@ -144,24 +158,6 @@ def compiled(loop: Loop, inputs: Any, specs: Sequence[Any], wanted: Sequence[boo
     if any(0 in shape for shape, _ in specs):
         raise CaptureError("it has tensors without elements")
     return LoopKernels(loop, lower(loop, inputs, specs, wanted))
-
-
-def _once(kernels: LoopKernels, arrays: dict[str, Tensor]) -> None:
-    """Compute what is the same in all iterations."""
-    lowered = kernels.lowered
-    holders = list(lowered.graph.find_nodes(op="placeholder"))
-    values: dict[fx.Node, Any] = {
-        node: arrays.get(f"w{n}") for n, node in enumerate(holders[: len(lowered.specs)])
-    }
-
-    def value(node: fx.Node) -> Any:
-        if node not in values:
-            args = fx.map_arg(node.args, value)
-            values[node] = cast(Any, node.target)(*args, **node.kwargs)
-        return values[node]
-
-    for name, node in lowered.once:
-        arrays[name] = value(node).contiguous()
 
 
 def _named(kernels: LoopKernels, given: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -174,9 +170,10 @@ def _named(kernels: LoopKernels, given: Sequence[Tensor]) -> dict[str, Tensor]:
 def _forward(number: int, given: Sequence[Tensor]) -> list[Tensor]:
     kernels = _KERNELS[number]
     one, arrays = kernels.forward, _named(kernels, given)
-    _once(kernels, arrays)
     like = given[0]
-    for name in kernels.result + [p.target.array for p in one.lowered.before if p.target.array not in kernels.result]:
+    for name in kernels.result + [
+        p.target.array for p in one.lowered.before if p.target.array not in kernels.result
+    ]:
         made = like.new_empty(kernels.size(name, one))
         if name[0] == "s":
             made[0] = arrays[name]
@@ -193,18 +190,27 @@ def _forward(number: int, given: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _before(
-    product: Product, read: Callable[[View], Tensor], arrays: dict[str, Tensor], one: Ordered, span: tuple[int, int]
+    product: Product,
+    read: Callable[[View], Tensor],
+    arrays: dict[str, Tensor],
+    one: Ordered,
+    span: tuple[int, int],
 ) -> None:
     """Run a product for a block of steps."""
     start, end = span
-    rows, columns = product.target.meta.shape
+    columns = product.target.meta.shape[1]
     name = product.target.array
     where = arrays[name][: end - start] if name in one.cells else arrays[name][start:end]
     left, out = read(product.left)[start:end].reshape(-1, product.left.meta.shape[1]), where.view(-1, columns)
     if product.bias is None:
         torch.mm(left, read(product.right), out=out)
     elif product.bias.meta.stride(0) == 0:
-        bias = torch.as_strided(arrays[product.bias.array], (columns,), (product.bias.meta.stride(1),), product.bias.meta.storage_offset())
+        bias = torch.as_strided(
+            arrays[product.bias.array],
+            (columns,),
+            (product.bias.meta.stride(1),),
+            product.bias.meta.storage_offset(),
+        )
         torch.addmm(bias, left, read(product.right), out=out)
     else:
         torch.mm(left, read(product.right), out=out)
@@ -220,11 +226,12 @@ def _gradient_names(kernels: LoopKernels) -> list[int]:
     return [n for n, one in enumerate(kernels.lowered.gradients) if one is not None]
 
 
-def _backward(number: int, given: Sequence[Tensor], made: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+def _backward(
+    number: int, given: Sequence[Tensor], made: Sequence[Tensor], grads: Sequence[Tensor]
+) -> list[Tensor]:
     kernels = _KERNELS[number]
     lowered, one = kernels.lowered, kernels.backward
     arrays = _named(kernels, given)
-    _once(kernels, arrays)
     arrays |= dict(zip((name for name in kernels.result if name in lowered.needed), made, strict=True))
     timed = set(lowered.forward.timed)
     if one is not None:
@@ -240,11 +247,15 @@ def _backward(number: int, given: Sequence[Tensor], made: Sequence[Tensor], grad
         how = lowered.gradients[n]
         result = arrays[how][0].clone() if isinstance(how, str) else cast(Any, how)(read)
         shape = lowered.specs[n][0]
-        found.append(result.reshape((kernels.steps, *shape) if n < len(lowered.inputs.stepped) else shape).contiguous())
+        found.append(
+            result.reshape((kernels.steps, *shape) if n < len(lowered.inputs.stepped) else shape).contiguous()
+        )
     return found
 
 
-def _given_gradients(kernels: LoopKernels, one: Ordered, arrays: dict[str, Tensor], grads: Sequence[Tensor]) -> None:
+def _given_gradients(
+    kernels: LoopKernels, one: Ordered, arrays: dict[str, Tensor], grads: Sequence[Tensor]
+) -> None:
     """Put gradients of results where the loop reads them: of all steps, or behind the last."""
     inputs, left = kernels.lowered.inputs, list(grads)
     last: dict[Any, Tensor] = {}
@@ -268,7 +279,9 @@ def _backward_sizes(number: int, given: Sequence[Tensor], made: Any, grads: Any)
     kernels = _KERNELS[number]
     num_stepped = len(kernels.lowered.inputs.stepped)
     return [
-        given[n].new_empty((kernels.steps, *kernels.lowered.specs[n][0]) if n < num_stepped else kernels.lowered.specs[n][0])
+        given[n].new_empty(
+            (kernels.steps, *kernels.lowered.specs[n][0]) if n < num_stepped else kernels.lowered.specs[n][0]
+        )
         for n in _gradient_names(kernels)
     ]
 
@@ -283,7 +296,9 @@ def _define(schema: str, call: Any, fake: Any) -> Any:
 
 _FORWARD: Final = _define("loop(int number, Tensor[] given) -> Tensor[]", _forward, _forward_sizes)
 _BACKWARD: Final = _define(
-    "loop_backward(int number, Tensor[] given, Tensor[] made, Tensor[] grads) -> Tensor[]", _backward, _backward_sizes
+    "loop_backward(int number, Tensor[] given, Tensor[] made, Tensor[] grads) -> Tensor[]",
+    _backward,
+    _backward_sizes,
 )
 
 
@@ -295,18 +310,26 @@ class LoopFunction(torch.autograd.Function):
         """Return the values that are needed outside: of all steps, or of the last."""
         made = _FORWARD(kernels.number, list(given))
         if any(ctx.needs_input_grad):
-            needed = [one for name, one in zip(kernels.result, made, strict=True) if name in kernels.lowered.needed]
-            ctx.save_for_backward(*given, *needed)
+            needed = [
+                one for name, one in zip(kernels.result, made, strict=True) if name in kernels.lowered.needed
+            ]
+            read = [
+                one if name in kernels.lowered.needed else one.new_empty(0)
+                for name, one in _named(kernels, given).items()
+            ]
+            ctx.save_for_backward(*read, *needed)
             ctx.kernels = kernels
         return results(kernels, made)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return gradients of the inputs."""
         kernels, count = ctx.kernels, len(ctx.kernels.lowered.specs)
         given, made = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        found = dict(zip(_gradient_names(kernels), _BACKWARD(kernels.number, given, made, list(grads)), strict=True))
+        found = dict(
+            zip(_gradient_names(kernels), _BACKWARD(kernels.number, given, made, list(grads)), strict=True)
+        )
         return None, *(found.get(n) if ctx.needs_input_grad[n + 1] else None for n in range(count))
 
 
@@ -321,7 +344,11 @@ def results(kernels: LoopKernels, made: Sequence[Tensor]) -> tuple[Tensor, ...]:
             found.append(read(view))
         else:
             array = arrays[view.array]
-            found.append(array[kernels.steps % len(array) if view.array in kernels.forward.cells else kernels.steps].clone())
+            found.append(
+                array[
+                    kernels.steps % len(array) if view.array in kernels.forward.cells else kernels.steps
+                ].clone()
+            )
     return tuple(found)
 
 

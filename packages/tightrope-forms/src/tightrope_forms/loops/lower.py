@@ -9,14 +9,15 @@ Gaps        Products of two things that change, and sums inside the loop, are re
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from tightrope.core import CaptureError
-from tightrope_forms.loops._torch import traced, tree_unflatten
-from tightrope_forms.loops.find import Carried, Fixed, Loop, Stepped
+from tightrope_forms.loops._torch import traced
+from tightrope_forms.loops.body import LoopInputs, Spec, body_of, whole
+from tightrope_forms.loops.find import Loop
 from tightrope_forms.loops.ops import (
     CONSTANTS,
     EXPENSIVE,
@@ -26,6 +27,9 @@ from tightrope_forms.loops.ops import (
     SPLITS,
     VIEWS,
     Lazy,
+    Lowered,
+    Nest,
+    Product,
     View,
     aten,
     combined,
@@ -33,54 +37,12 @@ from tightrope_forms.loops.ops import (
     names_in,
     seen,
 )
-from tightrope_forms.loops.record import Recording, Ref, tensors_of
+from tightrope_forms.loops.record import Ref
 
-Spec = tuple[tuple[int, ...], torch.dtype]
+FxNode: TypeAlias = Any
+"""Torch types arguments of nodes as a union of all that can be one."""
 Whole = Callable[[Callable[[View], Tensor]], Tensor]
 """Computes a tensor after the loop, given what reads a view of all steps."""
-
-
-class LoopInputs(NamedTuple):
-    """What an iteration reads and gives."""
-
-    stepped: list[Stepped]
-    states: list[Carried]
-    fixed: list[Ref]
-    outputs: list[Ref]
-
-
-class Nest(NamedTuple):
-    """A pointwise statement: every element of ``target`` is the formula."""
-
-    target: View
-    value: Lazy
-
-
-class Product(NamedTuple):
-    """``target = bias + left @ right``."""
-
-    target: View
-    bias: View | None
-    left: View
-    right: View
-
-
-class Lowered(NamedTuple):
-    """One direction of a loop.
-
-    Attributes:
-        arrays: shapes, by name, of one step; those of ``timed`` have a dimension of time.
-        timed: names of arrays over time.
-        work: statements in order.
-        before: products that run before the loop, for many steps at once.
-        kept: arrays that something outside reads or writes.
-    """
-
-    arrays: dict[str, tuple[int, ...]]
-    timed: set[str]
-    work: list[Nest | Product]
-    before: list[Product]
-    kept: set[str]
 
 
 class LoweredLoop(NamedTuple):
@@ -88,81 +50,11 @@ class LoweredLoop(NamedTuple):
 
     inputs: LoopInputs
     specs: list[Spec]  # of inputs: stepped, states, fixed
-    once: list[tuple[str, fx.Node]]  # ops of what is the same in all iterations
-    graph: fx.Graph
     forward: Lowered
     backward: Lowered | None
     outputs: list[View]
     needed: list[str]  # arrays of the forward that the backward reads
     gradients: list[Whole | str | None]  # of inputs; a name is that of an array whose step 0 it is
-
-
-def inputs_of(loop: Loop) -> LoopInputs:
-    """List what an iteration reads: other elements in every step, states, and the rest."""
-    found = LoopInputs([], [], [], [])
-    for call in loop.body:
-        for leaf in call.leaves:
-            kind = {Stepped: found.stepped, Carried: found.states, Fixed: found.fixed}.get(type(leaf))
-            one = leaf.ref if isinstance(leaf, Fixed) else leaf
-            if kind is not None and one not in kind:
-                kind.append(one)  # type: ignore[arg-type]
-    found.outputs.extend(sorted({*(one.value for one in found.states), *loop.used}))
-    return found
-
-
-def specs_of(loop: Loop, inputs: LoopInputs, recording: Recording, given: Callable[[Ref], Spec]) -> list[Spec]:
-    """Say shape and dtype of all inputs of one iteration."""
-
-    def spec(ref: Ref) -> Spec:
-        if ref.call < 0:
-            return given(ref)
-        shape, dtype, _ = recording.calls[ref.call].shapes[ref.item]
-        return shape, dtype
-
-    def of_step(one: Stepped) -> Spec:
-        if one.source is None:
-            return spec(one.items[0])
-        shape, dtype = spec(one.source)
-        axis = one.axis % len(shape)
-        return shape[:axis] + shape[axis + 1 :], dtype
-
-    return [
-        *map(of_step, inputs.stepped),
-        *(spec(one.first) for one in inputs.states),
-        *map(spec, inputs.fixed),
-    ]
-
-
-def body_of(loop: Loop, inputs: LoopInputs) -> Callable[..., tuple[Tensor, ...]]:
-    """Write one iteration as a function of its inputs."""
-
-    def body(*given: Tensor) -> tuple[Tensor, ...]:
-        at = iter(given)
-        of: dict[Any, Tensor] = {one: next(at) for one in inputs.stepped}
-        of |= {one: next(at) for one in inputs.states}
-        of |= {Fixed(one): next(at) for one in inputs.fixed}
-        values: dict[tuple[int, int], Tensor] = {}
-        for number, call in enumerate(loop.body):
-            if call.function is operator.pos:  # read, and not computed
-                values |= {(number, item): of[one] for item, one in enumerate(call.leaves)}
-                continue
-            leaves = [
-                of[one] if isinstance(one, Stepped | Carried | Fixed)
-                else values[one.call, one.item] if isinstance(one, Ref) else one
-                for one in call.leaves
-            ]  # fmt: skip
-            args, kwargs = tree_unflatten(leaves, call.tree)
-            for item, made in enumerate(tensors_of(call.function(*args, **kwargs))):
-                values[number, item] = made
-        return tuple(values[one.call, one.item] for one in inputs.outputs)
-
-    return body
-
-
-def whole(loop: Loop, inputs: LoopInputs, ref: Ref) -> bool:
-    """Tell whether a value of every step is needed outside, and not that of the last alone."""
-    used = loop.used.get(ref, ())
-    return bool(used) and (used != (loop.steps - 1,) or all(one.value != ref for one in inputs.states))
 
 
 def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoweredLoop:
@@ -204,18 +96,17 @@ def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequenc
 
 class _Lowering:
     def __init__(
-        self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: fx.Graph, given: list[int]
+        self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: Any, given: list[int]
     ) -> None:
         self.loop, self.inputs, self.specs, self.graph, self.given = loop, inputs, list(specs), graph, given
         self.holders = [node for node in graph.nodes if node.op == "placeholder"]
         every = graph.find_nodes(op="output")[0].args[0]
         self.made, self.grads = every[: len(inputs.outputs)], every[len(inputs.outputs) :]
         self.level = self._levels()
-        self.values: dict[fx.Node, Any] = {}
-        self.once: list[tuple[str, fx.Node]] = []
+        self.values: dict[FxNode, Any] = {}
         self.directions = [Lowered({}, set(), [], [], set()) for _ in range(2)]
         self.needed: list[str] = []
-        self.home: dict[fx.Node, View] = {}
+        self.home: dict[FxNode, View] = {}
         self.crossing = {
             f"v_{node.name}" for node in graph.nodes
             if node.target in POINTWISE and self.level[node] < 3
@@ -223,10 +114,10 @@ class _Lowering:
             and self._crosses(node)
         }  # fmt: skip
 
-    def _levels(self) -> dict[fx.Node, int]:
+    def _levels(self) -> dict[FxNode, int]:
         """0 = the same in all iterations, 1 = of the elements of a step, 2 = of states, 3 = of gradients."""
         num_stepped, num_states = len(self.inputs.stepped), len(self.inputs.states)
-        found: dict[fx.Node, int] = {}
+        found: dict[FxNode, int] = {}
         for number, node in enumerate(self.holders):
             found[node] = (
                 1 if number < num_stepped else 2 if number < num_stepped + num_states
@@ -265,7 +156,7 @@ class _Lowering:
                 elif n >= num_stepped + len(self.inputs.states):
                     gradients[n] = self._total(node)
         return LoweredLoop(
-            self.inputs, self.specs, self.once, self.graph, forward, backward if self.given else None,
+            self.inputs, self.specs, forward, backward if self.given else None,
             outputs, self.needed, gradients,
         )  # fmt: skip
 
@@ -277,10 +168,10 @@ class _Lowering:
         if timed:
             where.timed.add(name)
 
-    def _direction(self, node: fx.Node) -> Lowered:
+    def _direction(self, node: FxNode) -> Lowered:
         return self.directions[self.level[node] == 3]
 
-    def _output(self, node: fx.Node, ref: Ref) -> View:
+    def _output(self, node: FxNode, ref: Ref) -> View:
         """Give an output an array over time; a state's is its own, one step later."""
         forward, value = self.directions[0], self.value(node)
         targets = [
@@ -321,7 +212,7 @@ class _Lowering:
                 value = combined(POINTWISE[aten.add.Tensor], (value, one), shape)
             self.values[node] = value
 
-    def _state_gradient(self, number: int, node: fx.Node) -> str:
+    def _state_gradient(self, number: int, node: FxNode) -> str:
         name = f"ds{number}"
         backward = self.directions[1]
         if name not in backward.arrays:
@@ -330,13 +221,11 @@ class _Lowering:
         self._nest(backward, View(name, self._meta(self.specs[number][0])), self.value(node))
         return name
 
-    def value(self, node: fx.Node) -> Lazy:
+    def value(self, node: FxNode) -> Lazy:
         """Lower an op and all that it needs."""
         if node not in self.values:
             target = node.target
-            if self.level[node] == 0 and target not in VIEWS and target not in CONSTANTS and target is not operator.getitem:
-                self.values[node] = self._once(node)
-            elif target in CONSTANTS:
+            if target in CONSTANTS:
                 self.values[node] = Lazy(CONSTANTS[target], (), tuple(node.meta["val"].shape))
             elif target in VIEWS:
                 self.values[node] = self._viewed(node, lambda one: target(one, *node.args[1:], **node.kwargs))
@@ -356,18 +245,20 @@ class _Lowering:
             elif target is aten.cat.default:
                 self.values[node] = seen(self._cat(node))
             else:
-                raise CaptureError(f"{node.args[0].target if target is operator.getitem else target} has no formula here")
+                raise CaptureError(
+                    f"{node.args[0].target if target is operator.getitem else target} has no formula here"
+                )
         found: Lazy = self.values[node]
         return found
 
-    def _split(self, parts: fx.Node, one: Tensor) -> Any:
+    def _split(self, parts: FxNode, one: Tensor) -> Any:
         if parts.target is aten.split_with_sizes.default:
             return torch.split(one, *parts.args[1:])
         if parts.target is aten.unbind.int:
             return torch.unbind(one, *parts.args[1:])
         return torch.split(one, *parts.args[1:])
 
-    def _viewed(self, node: fx.Node, change: Callable[[Tensor], Tensor], source: Any = None) -> Lazy:
+    def _viewed(self, node: FxNode, change: Callable[[Tensor], Tensor], source: Any = None) -> Lazy:
         source = node.args[0] if source is None else source
         found = looked(self.value(source), change)
         if found is None:
@@ -376,7 +267,7 @@ class _Lowering:
             raise CaptureError(f"{node.target} needs a copy here")
         return found
 
-    def _same(self, node: fx.Node) -> Lazy:
+    def _same(self, node: FxNode) -> Lazy:
         """Copy what is a part of a larger array, so that the rest need not be kept; leave all else."""
         value = self.value(node.args[0])
         view, where = value.view, self._direction(node)
@@ -386,42 +277,47 @@ class _Lowering:
             return value
         return seen(self._store(node, value))
 
-    def _pointwise(self, node: fx.Node) -> Lazy:
+    def _pointwise(self, node: FxNode) -> Lazy:
         shape = tuple(node.meta["val"].shape)
         operands = [self.value(one) if isinstance(one, fx.Node) else one for one in node.args]
         return combined(POINTWISE[node.target], operands, shape, **node.kwargs)
 
-    def _shared(self, node: fx.Node, value: Lazy) -> Lazy:
+    def _shared(self, node: FxNode, value: Lazy) -> Lazy:
         """Store what is expensive, or read twice; the rest is computed where it is read."""
         users = [one for one in node.users if one.op != "output"]
         across = self.level[node] < 3 and self._crosses(node)
         costly = bool(names_in(value.formula) & EXPENSIVE)
-        if across and not costly and all(one.array[0] in "sxw" or one.array in self.crossing for one in value.reads):
+        if (
+            across
+            and not costly
+            and all(one.array[0] in "sxw" or one.array in self.crossing for one in value.reads)
+        ):
             return value  # the backward computes it again
         if costly or len(users) > 1 or node in self.home:
             return seen(self._store(node, value))
         return value
 
-    def _crosses(self, node: fx.Node) -> bool:
+    def _crosses(self, node: FxNode) -> bool:
         """Tell whether the backward reads a value."""
         return any(
-            self.level.get(one) == 3 or (one.target in VIEWS | SAME and self._crosses(one)) for one in node.users
+            self.level.get(one) == 3 or (one.target in VIEWS | SAME and self._crosses(one))
+            for one in node.users
         )
 
-    def _store(self, node: fx.Node, value: Lazy) -> View:
+    def _store(self, node: FxNode, value: Lazy) -> View:
         where, name = self._direction(node), f"v_{node.name}"
         if node in self.home:
             return self._nest(where, self.home[node], value)
         self._array(where, name, value.shape)
         return self._nest(where, View(name, self._meta(value.shape)), value)
 
-    def _copy(self, node: fx.Node, view: View) -> View:
+    def _copy(self, node: FxNode, view: View) -> View:
         """Lay rows of a factor out one behind the other."""
         where, name, shape = self._direction(node), f"v_{node.name}_rows", tuple(view.meta.shape)
         self._array(where, name, shape)
         return self._nest(where, View(name, self._meta(shape)), seen(view))
 
-    def stored(self, node: fx.Node) -> View:
+    def stored(self, node: FxNode) -> View:
         """Lower an op to elements of an array."""
         value = self.value(node)
         if value.view is None:
@@ -440,7 +336,7 @@ class _Lowering:
                 if one.array not in self.needed:
                     self.needed.append(one.array)
 
-    def _product(self, node: fx.Node) -> View:
+    def _product(self, node: FxNode) -> View:
         bias_at, left_at, right_at = PRODUCTS[node.target]
         if node.kwargs:
             raise CaptureError(f"{node.target} with factors has no formula here")
@@ -455,10 +351,16 @@ class _Lowering:
         bias = None if bias_at is None else self.value(node.args[bias_at]).view
         if bias_at is not None and (bias is None or self.level[node.args[bias_at]] > 0):
             raise CaptureError("a product with a bias that changes has no kernel here")
-        return self._multiplied(node, bias, left, right, free=self.level[left_node] == 1 and left.array[0] == "x")
+        return self._multiplied(
+            node, bias, left, right, free=self.level[left_node] == 1 and left.array[0] == "x"
+        )
 
-    def _multiplied(self, node: fx.Node, bias: View | None, left: View, right: View, *, free: bool) -> View:
-        shape, where, name = (left.meta.shape[0], right.meta.shape[1]), self._direction(node), f"p_{node.name}"
+    def _multiplied(self, node: FxNode, bias: View | None, left: View, right: View, *, free: bool) -> View:
+        shape, where, name = (
+            (left.meta.shape[0], right.meta.shape[1]),
+            self._direction(node),
+            f"p_{node.name}",
+        )
         self._array(where, name, shape)
         self._note(where, left, right)
         bias = None if bias is None else bias._replace(meta=bias.meta.expand(shape))
@@ -466,15 +368,17 @@ class _Lowering:
         (where.before if free else where.work).append(made)
         return made.target
 
-    def _transposed(self, node: fx.Node, left_node: fx.Node, right_node: fx.Node) -> View:
+    def _transposed(self, node: FxNode, left_node: FxNode, right_node: FxNode) -> View:
         """Multiply from the left: the transpose is a product with weights on the right."""
-        left, right = (one._replace(meta=one.meta.t()) for one in (self.stored(right_node), self.stored(left_node)))
+        left, right = (
+            one._replace(meta=one.meta.t()) for one in (self.stored(right_node), self.stored(left_node))
+        )
         if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:
             left = self._copy(node, left)
         made = self._multiplied(node, None, left, right, free=False)
         return made._replace(meta=made.meta.t())
 
-    def _cat(self, node: fx.Node) -> View:
+    def _cat(self, node: FxNode) -> View:
         """Write parts side by side."""
         axis, pieces, start = (node.args[1] if len(node.args) > 1 else 0), list[tuple[int, Lazy]](), 0
         for value in map(self.value, node.args[0]):
@@ -482,12 +386,12 @@ class _Lowering:
             start += value.shape[axis]
         return self._side_by_side(node, axis, pieces)
 
-    def _is_sum_of_slices(self, node: fx.Node) -> bool:
+    def _is_sum_of_slices(self, node: FxNode) -> bool:
         if node.target is aten.add.Tensor:
             return all(isinstance(one, fx.Node) and self._is_sum_of_slices(one) for one in node.args)
         return node.target is aten.slice_backward.default
 
-    def _slices(self, node: fx.Node) -> View | None:
+    def _slices(self, node: FxNode) -> View | None:
         """Write gradients of slices of one value side by side; None where the op is no sum of these."""
         every, axes, pieces = [node], set(), list[tuple[int, Lazy]]()
         while every:
@@ -503,7 +407,7 @@ class _Lowering:
             raise CaptureError("gradients of slices along two axes have no formula here")
         return self._side_by_side(node, axes.pop(), sorted(pieces, key=lambda piece: piece[0]))
 
-    def _side_by_side(self, node: fx.Node, axis: int, pieces: Sequence[tuple[int, Lazy]]) -> View:
+    def _side_by_side(self, node: FxNode, axis: int, pieces: Sequence[tuple[int, Lazy]]) -> View:
         where, name, shape = self._direction(node), f"c_{node.name}", tuple(node.meta["val"].shape)
         whole, end = self._meta(shape), 0
         self._array(where, name, shape)
@@ -522,18 +426,7 @@ class _Lowering:
         blank(shape[axis])
         return View(name, whole)
 
-    def _once(self, node: fx.Node) -> Lazy:
-        """Compute what is the same in all iterations with torch, before the loop."""
-        name = f"w_{node.name}"
-        if not isinstance(node.meta["val"], Tensor):
-            raise CaptureError(f"{node.target} has no formula here")
-        shape = tuple(node.meta["val"].shape)
-        self._array(self.directions[0], name, shape, timed=False)
-        self.directions[0].kept.add(name)
-        self.once.append((name, node))
-        return seen(View(name, self._meta(shape)))
-
-    def _over(self, node: fx.Node) -> Whole:
+    def _over(self, node: FxNode) -> Whole:
         """Compute a gradient of every step after the loop, where it is a product; else inside."""
         if node.target in VIEWS and node not in self.values and node.args[0].target in PRODUCTS:
             inner, target, rest = self._over(node.args[0]), node.target, node.args[1:]
@@ -544,7 +437,7 @@ class _Lowering:
         view = self._kept(node)
         return lambda read: read(view)
 
-    def _total(self, node: fx.Node) -> Whole:
+    def _total(self, node: FxNode) -> Whole:
         """Add a gradient over all steps, after the loop."""
         target, args = node.target, node.args
         if node in self.values or node.op == "placeholder":
@@ -567,7 +460,7 @@ class _Lowering:
         inner = self._over(node)
         return lambda read: inner(read).sum(0)
 
-    def _kept(self, node: fx.Node) -> View:
+    def _kept(self, node: FxNode) -> View:
         """Store a value so that it is there after the loop."""
         view = self.stored(node)
         self._note(self.directions[1], view)
@@ -586,4 +479,3 @@ def _summed(left: Tensor, right: Tensor) -> Tensor:
 def _axes_summed(whole: Tensor, axes: list[int], keep: bool) -> Tensor:
     found = whole.sum(axes, keepdim=keep)
     return found.squeeze(0) if keep else found
-

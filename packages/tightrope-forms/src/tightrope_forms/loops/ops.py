@@ -37,7 +37,8 @@ POINTWISE: Final[dict[Any, Made]] = {
     aten.mul.Tensor: _named("mul"), aten.div.Tensor: _named("div"), aten.neg.default: _named("neg"),
     aten.sigmoid.default: _named("sigmoid"), aten.tanh.default: _named("tanh"),
     aten.relu.default: _named("relu"), aten.exp.default: _named("exp"), aten.abs.default: _named("abs"),
-    aten.sgn.default: _named("sign"), aten.maximum.default: _named("max"), aten.minimum.default: _named("min"),
+    aten.sgn.default: _named("sign"), aten.maximum.default: _named("max"),
+    aten.minimum.default: _named("min"),
     aten.reciprocal.default: lambda x: ("div", 1.0, x), aten.sqrt.default: _named("sqrt"),
     aten.silu.default: lambda x: ("mul", x, ("sigmoid", x)),
     aten.pow.Tensor_Scalar: _power,
@@ -48,7 +49,8 @@ POINTWISE: Final[dict[Any, Made]] = {
 """Ops whose every element is a formula of the elements at its place."""
 EXPENSIVE: Final = frozenset({"sigmoid", "tanh", "exp", "sqrt", "div"})
 CONSTANTS: Final = {
-    aten.zeros_like.default: 0.0, aten.ones_like.default: 1.0, aten.zeros.default: 0.0, aten.ones.default: 1.0,
+    aten.zeros_like.default: 0.0, aten.ones_like.default: 1.0, aten.zeros.default: 0.0,
+    aten.ones.default: 1.0,
     aten.new_zeros.default: 0.0, aten.new_ones.default: 1.0,
 }  # fmt: skip
 VIEWS: Final = frozenset({
@@ -118,7 +120,7 @@ def looked(value: Lazy, change: Callable[[Tensor], Tensor]) -> Lazy | None:
 def combined(made: Made, operands: Sequence[Lazy | float], shape: tuple[int, ...], **named: Any) -> Lazy:
     """Write an op down as one formula of all that its operands read."""
     reads: list[View] = []
-    formulas = []
+    formulas = list[Formula]()
     for one in operands:
         if not isinstance(one, Lazy):
             formulas.append(float(one))
@@ -147,3 +149,44 @@ def names_in(formula: Formula) -> set[str]:
     if not isinstance(formula, tuple):
         return set()
     return {str(formula[0])}.union(*(names_in(one) for one in formula[1:]))  # type: ignore[arg-type]
+
+
+class Nest(NamedTuple):
+    """A pointwise statement: every element of ``target`` is the formula."""
+
+    target: View
+    value: Lazy
+
+
+class Product(NamedTuple):
+    """``target = bias + left @ right``."""
+
+    target: View
+    bias: View | None
+    left: View
+    right: View
+
+
+class Lowered(NamedTuple):
+    """One direction of a loop.
+
+    Attributes:
+        arrays: shapes, by name, of one step; those of ``timed`` have a dimension of time.
+        timed: names of arrays over time.
+        work: statements in order.
+        before: products that run before the loop, for many steps at once.
+        kept: arrays that something outside reads or writes.
+    """
+
+    arrays: dict[str, tuple[int, ...]]
+    timed: set[str]
+    work: list[Nest | Product]
+    before: list[Product]
+    kept: set[str]
+
+
+def reads_of(one: Nest | Product) -> list[View]:
+    """List what a statement reads."""
+    if isinstance(one, Nest):
+        return list(one.value.reads)
+    return [view for view in (one.bias, one.left, one.right) if view is not None]

@@ -2,10 +2,10 @@
 
 Idea        All statements run step by step. Products start as soon as they can; pointwise statements of one
             shape then share their loops, row by row and a few lanes at a time. An array whose uses share
-            the prefix (step, group, row, lanes) shrinks to these lanes; one whose uses share a step to a step;
-            products that left the loop run for a block of steps, and keep a block.
-Source      fusion by shared prefixes and contraction of arrays, as polyhedral compilers have them; SIRIUS (MLSys
-            2023) has host loops in the same model
+            the prefix (step, group, row, lanes) shrinks to these lanes; one whose uses share a step to that
+            step. Products that left the loop run for a block of steps, and keep a block.
+Source      fusion by shared prefixes and contraction of arrays, as polyhedral compilers have them; SIRIUS
+            (MLSys 2023) has host loops in the same model
 Guarantee   isl finds no pair of instances that depend on each other and are reversed, for any number of
             steps; no parallel place carries a dependence; no cell is written while it is needed.
 Complexity  Pairs of statements that share an array.
@@ -18,8 +18,7 @@ from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from tightrope.core import CaptureError
-from tightrope_forms.loops.lower import Lowered, Nest, Product
-from tightrope_forms.loops.ops import View
+from tightrope_forms.loops.ops import Lowered, Nest, Product, View, reads_of
 from tightrope_forms.values.loops import Affine, LoopAccess, LoopArray, LoopProgram, LoopStatement, LoopTerm
 
 Group: TypeAlias = "list[Nest] | Product"
@@ -51,12 +50,12 @@ def grouped(lowered: Lowered) -> list[Group]:
     writers: dict[tuple[str, int], list[int]] = {}
     for number, one in enumerate(work):
         writers.setdefault((one.target.array, one.target.step), []).append(number)
-    needs = [[k for view in _reads(one) for k in writers.get((view.array, view.step), ())] for one in work]
+    needs = [[k for view in reads_of(one) for k in writers.get((view.array, view.step), ())] for one in work]
     left, done, groups = list(range(len(work))), set[int](), list[Group]()
 
     def ready(number: int, group: Sequence[int] = ()) -> bool:
         return all(
-            k in done or (k in group and any(view.same(work[k].target) for view in _reads(work[number])))
+            k in done or (k in group and any(view.same(work[k].target) for view in reads_of(work[number])))
             for k in needs[number]
         )
 
@@ -66,18 +65,17 @@ def grouped(lowered: Lowered) -> list[Group]:
         if isinstance(one, Nest):
             for n in left:
                 other = work[n]
-                if n not in group and isinstance(other, Nest) and other.value.shape == one.value.shape and ready(n, group):
+                if (
+                    n not in group
+                    and isinstance(other, Nest)
+                    and other.value.shape == one.value.shape
+                    and ready(n, group)
+                ):
                     group.append(n)
         groups.append(one if isinstance(one, Product) else [work[n] for n in group])  # type: ignore[misc]
         done |= set(group)
         left = [n for n in left if n not in done]
     return groups
-
-
-def _reads(one: Nest | Product) -> list[View]:
-    if isinstance(one, Nest):
-        return list(one.value.reads)
-    return [view for view in (one.bias, one.left, one.right) if view is not None]
 
 
 def access_of(view: View, lowered: Lowered, places: Sequence[int], rank: int) -> LoopAccess:
@@ -95,7 +93,7 @@ def access_of(view: View, lowered: Lowered, places: Sequence[int], rank: int) ->
     shape = lowered.arrays[view.array]
     strides = [prod(shape[k + 1 :]) for k in range(len(shape))]
     rows = [[0] * (rank + 1) for _ in shape]
-    rest = view.meta.storage_offset()
+    rest = int(view.meta.storage_offset())
     for k, stride in enumerate(strides):
         rows[k][0], rest = divmod(rest, stride)
     for extent, stride, place in zip(view.meta.shape, view.meta.stride(), places, strict=True):
@@ -116,9 +114,7 @@ def _unit(rank: int, place: int, factor: int = 1) -> Affine:
 
 
 def _terms(rank: int, *terms: int | LoopTerm) -> tuple[LoopTerm, ...]:
-    return tuple(
-        one if isinstance(one, LoopTerm) else LoopTerm((one, *[0] * rank)) for one in terms
-    )
+    return tuple(one if isinstance(one, LoopTerm) else LoopTerm((one, *[0] * rank)) for one in terms)
 
 
 class _Writer:
@@ -149,7 +145,9 @@ class _Writer:
         times = [*self.head(rank, 1, group), *rows, *[0] * (2 - len(rows)), *lane]
         target = access_of(one.target, self.lowered, places, rank)
         reads = tuple(access_of(view, self.lowered, places, rank) for view in one.value.reads)
-        self.add(f"n{len(self.statements)}", shape, target, reads, one.value.formula, one, _terms(rank, *times))
+        self.add(
+            f"n{len(self.statements)}", shape, target, reads, one.value.formula, one, _terms(rank, *times)
+        )
 
     def product(self, one: Product, group: int, phase: int) -> None:
         rows, columns = one.target.meta.shape
@@ -209,7 +207,10 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
     width = len(writer.statements[0].when)
     bare = LoopProgram(
         direction,
-        tuple(LoopArray(name, shape, name in lowered.timed, (), name in lowered.kept) for name, shape in lowered.arrays.items()),
+        tuple(
+            LoopArray(name, shape, name in lowered.timed, (), name in lowered.kept)
+            for name, shape in lowered.arrays.items()
+        ),
         tuple(writer.statements), (width - 1,),
     )  # fmt: skip
     proof = Proof(bare)
@@ -221,10 +222,18 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
                 cells[name] = option
                 break
     arrays = tuple(
-        LoopArray(one.name, one.shape, one.over_time, cells.get(one.name, ()), one.name not in cells and one.over_time)
+        LoopArray(
+            one.name,
+            one.shape,
+            one.over_time,
+            cells.get(one.name, ()),
+            one.name not in cells and one.over_time,
+        )
         for one in bare.arrays
     )
-    return Ordered(lowered, groups, LoopProgram(direction, arrays, bare.statements, bare.parallel), cells, block)
+    return Ordered(
+        lowered, groups, LoopProgram(direction, arrays, bare.statements, bare.parallel), cells, block
+    )
 
 
 def _block(lowered: Lowered) -> int:
@@ -233,20 +242,24 @@ def _block(lowered: Lowered) -> int:
     return 1 << max(4, min(9, (_TILE // size).bit_length() - 1)) if size else 1
 
 
-def _options(name: str, lowered: Lowered, groups: Sequence[Group], sizes: tuple[int, int]) -> Iterable[tuple[int, ...]]:
+def _options(
+    name: str, lowered: Lowered, groups: Sequence[Group], sizes: tuple[int, int]
+) -> Iterable[tuple[int, ...]]:
     """List cells that an array may shrink to, fewest first."""
     rank, (lanes, block) = len(lowered.arrays[name]), sizes
     if any(one.target.array == name for one in lowered.before):
         return [(block, *[0] * rank)]
-    using = [g for g in groups if any(name in names for names in map(_names, [g] if isinstance(g, Product) else g))]
-    steps = {view.step for one in lowered.work for view in (*_reads(one), one.target) if view.array == name}
+    using = [
+        g for g in groups if any(name in names for names in map(_names, [g] if isinstance(g, Product) else g))
+    ]
+    steps = {view.step for one in lowered.work for view in (*reads_of(one), one.target) if view.array == name}
     if len(using) == 1 and isinstance(using[0], list) and rank and len(steps) == 1:
         return [(1, *[1] * (rank - 1), lanes), (1, *[0] * rank), (2, *[0] * rank)]
     return [(1, *[0] * rank), (2, *[0] * rank)]
 
 
 def _names(one: Nest | Product) -> set[str]:
-    return {view.array for view in (*_reads(one), one.target)}
+    return {view.array for view in (*reads_of(one), one.target)}
 
 
 class Proof:
@@ -262,12 +275,16 @@ class Proof:
         self.isl, self.program = islpy, program
         self.writes = self._map((one, one.target) for one in program.statements)
         self.reads = self._map((one, read) for one in program.statements for read in one.reads)
-        self.new = self._union(f"{_tuple(one)} -> [{', '.join(map(_term, one.when))}]" for one in program.statements)
+        self.new = self._union(
+            f"{_tuple(one)} -> [{', '.join(map(_term, one.when))}]" for one in program.statements
+        )
         deepest = max(len(one.extents) for one in program.statements)
         before = []
         for one in program.statements:
             dims = [f"i{k}" if k < len(one.extents) else "0" for k in range(deepest)]
-            before.append(f"{_tuple(one)} -> [{', '.join([f'{program.direction}*t', str(one.place), *dims])}]")
+            before.append(
+                f"{_tuple(one)} -> [{', '.join([f'{program.direction}*t', str(one.place), *dims])}]"
+            )
         written = self._union(before)
         domain = self._union(f"{_tuple(one)} : {_box(one)}" for one in program.statements)
         domain = domain if isinstance(domain, islpy.UnionSet) else islpy.UnionSet(domain)
@@ -286,7 +303,8 @@ class Proof:
 
     def _map(self, pairs: Iterable[tuple[LoopStatement, LoopAccess]]) -> Any:
         return self._union(
-            f"{_tuple(one)} -> {access.array}[{', '.join(_affine(x) for x in access.index)}]" for one, access in pairs
+            f"{_tuple(one)} -> {access.array}[{', '.join(_affine(x) for x in access.index)}]"
+            for one, access in pairs
         )
 
     def _times(self, pairs: Any) -> Any:
@@ -301,10 +319,14 @@ class Proof:
         Raises:
             CaptureError: says which.
         """
-        times, names = self._times(self.needs), [[f"{side}{k}" for k in range(self._width())] for side in "ab"]
+        times, names = (
+            self._times(self.needs),
+            [[f"{side}{k}" for k in range(self._width())] for side in "ab"],
+        )
         a, b = (f"[{', '.join(side)}]" for side in names)
         back = " or ".join(
-            " and ".join([*(f"a{k} = b{k}" for k in range(at)), f"a{at} > b{at}"]) for at in range(self._width())
+            " and ".join([*(f"a{k} = b{k}" for k in range(at)), f"a{at} > b{at}"])
+            for at in range(self._width())
         )
         same = " and ".join(f"a{k} = b{k}" for k in range(self._width()))
         wrong = self.isl.UnionMap(f"{{ {a} -> {b} : {back} or ({same}) }}")
@@ -325,7 +347,9 @@ class Proof:
             f"(x{k} - y{k}) mod {cell} = 0" if cell else f"x{k} = y{k}" for k, cell in enumerate(cells)
         )
         other = " or ".join(f"x{k} != y{k}" for k in range(size))
-        clash = self.isl.UnionMap(f"{{ {name}[{', '.join(x)}] -> {name}[{', '.join(y)}] : {alike} and ({other}) }}")
+        clash = self.isl.UnionMap(
+            f"{{ {name}[{', '.join(x)}] -> {name}[{', '.join(y)}] : {alike} and ({other}) }}"
+        )
         only = self.isl.UnionSet(f"{{ {name}[{', '.join(x)}] }}")
         reads, writes = self.reads.intersect_range(only), self.writes.intersect_range(only)
         flow = writes.apply_range(reads.reverse()).intersect(self.earlier)

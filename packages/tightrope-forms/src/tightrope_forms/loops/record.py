@@ -16,11 +16,11 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
 
-_METADATA: Final = frozenset(
-    "dim size __get__ stride numel nelement ndimension is_contiguous __len__ element_size storage_offset "
-    "is_floating_point is_complex get_device type __hash__ promote_types result_type is_grad_enabled "
-    "is_same_size is_signed dense_dim sparse_dim has_names".split()
-)
+_METADATA: Final = frozenset({
+    "dim", "size", "__get__", "stride", "numel", "nelement", "ndimension", "is_contiguous", "__len__",
+    "element_size", "storage_offset", "is_floating_point", "is_complex", "get_device", "__hash__",
+    "is_grad_enabled", "is_same_size",
+})  # fmt: skip
 """Calls that give no tensor and say nothing about values."""
 
 
@@ -43,7 +43,7 @@ class Call(NamedTuple):
     @property
     def name(self) -> str:
         """Name the function, as a user would write it."""
-        return resolve_name(self.function) or getattr(self.function, "__name__", repr(self.function))
+        return str(resolve_name(self.function) or getattr(self.function, "__name__", repr(self.function)))
 
     def refs(self) -> Iterable[tuple[int, Ref]]:
         """List which leaves are references."""
@@ -81,7 +81,9 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(one, Tensor):
             return one
         if id(one) not in self.known:
-            self.said = self.said or f"{where} takes a tensor that is no parameter, buffer, argument or result"
+            self.said = (
+                self.said or f"{where} takes a tensor that is no parameter, buffer, argument or result"
+            )
         return self.known.get(id(one))
 
     def __torch_function__(
@@ -149,7 +151,10 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
     """List what decides, beside arguments, which calls a module makes: its modes and plain attributes."""
     plain = (bool, int, float, str, type(None))
     return tuple(
-        (name, value) for one in module.modules() for name, value in vars(one).items() if isinstance(value, plain)
+        (name, value)
+        for one in module.modules()
+        for name, value in vars(one).items()
+        if isinstance(value, plain)
     )
 
 

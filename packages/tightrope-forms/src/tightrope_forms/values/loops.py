@@ -1,9 +1,9 @@
 """Loops as statements with affine accesses, the order in which they run, and the cells that arrays share.
 
-    S[t, i, j]            an instance of a statement; t is the time step of the loop
-    A[t + 1, j + 64]      what it writes or reads: affine in t, i, j
-    (0, t, 3, i, j // 8)  when it runs: terms that are compared one by one
-    A[t mod 1, j mod 8]   where elements stay: elements that share a cell follow each other
+S[t, i, j]            an instance of a statement; t is the time step of the loop
+A[t + 1, j + 64]      what it writes or reads: affine in t, i, j
+(0, t, 3, i, j // 8)  when it runs: terms that are compared one by one
+A[t mod 1, j mod 8]   where elements stay: elements that share a cell follow each other
 """
 
 from typing import TypeAlias
