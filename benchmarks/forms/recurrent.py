@@ -25,7 +25,7 @@ from benchmarks.forms.hypergraphs import _mean, _over
 from tightrope.core import CaptureError, JudgeError
 from tightrope_forms.judge.loops import interpret, judge_by_counting, judge_by_isl
 from tightrope_forms.loops import optimise_loops
-from tightrope_forms.loops.order import Proof
+from tightrope_forms.loops.order import OrderProof
 from tightrope_forms.values.loops import LoopProgram
 
 Case = tuple[type[LoopNet], int, int, int]
@@ -209,7 +209,7 @@ def certificates(data: Path | None, console: Console, pairs: int) -> list[dict[s
             way = "forward" if program.direction > 0 else "backward"
             console.print(
                 f"{kind.__name__[:-4]:<8}{way:<9}{len(program.statements):>3} statements: {looked} pairs "
-                f"by isl in {took:.1f} s, {counted} elements counted, {len(both)} by numbers within {apart:.0e} "
+                f"by isl in {took:.1f} s, {counted} elements counted, {len(both)} run within {apart:.0e} "
                 f"of the kernel, {refused} of 2 wrong orders refused by both"
             )
             rows.append(
@@ -234,7 +234,7 @@ def _refused(program: LoopProgram) -> bool:
         judge_by_isl(program)
     except JudgeError:
         try:
-            Proof(program).check()
+            OrderProof(program).check()
         except CaptureError:
             return True
     return False

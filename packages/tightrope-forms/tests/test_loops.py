@@ -26,7 +26,7 @@ from tightrope_forms.judge.loops import interpret, judge_by_counting, judge_by_i
 from tightrope_forms.loops import LoopedModule, api, optimise_loops
 from tightrope_forms.loops.find import loops
 from tightrope_forms.loops.kernel import LoopFunction
-from tightrope_forms.loops.order import Proof
+from tightrope_forms.loops.order import OrderProof
 from tightrope_forms.loops.record import record
 from tightrope_forms.values.loops import LoopProgram, LoopTerm
 
@@ -333,11 +333,11 @@ def test_wrong_orders_are_refused_by_the_judge_and_by_the_solver(watched_runs: l
         with pytest.raises(JudgeError, match=said):
             judge_by_isl(broken)
         with pytest.raises(CaptureError, match="isl finds a dependence"):
-            Proof(broken).check()
+            OrderProof(broken).check()
     with pytest.raises(JudgeError, match="cell of"):
         judge_by_isl(shrunk)
     (name,) = (one.name for one in shrunk.arrays if one.cells == (1, 1, 1))
-    assert not Proof(shrunk).fits(name, (1, 1, 1))
+    assert not OrderProof(shrunk).fits(name, (1, 1, 1))
 
 
 def test_wrong_orders_are_refused_by_counting(watched_runs: list[Any]) -> None:

@@ -24,7 +24,7 @@ from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
 from tightrope_forms.loops.body import LoopInputs, inputs_of, specs_of, whole
 from tightrope_forms.loops.find import Loop, Stepped, loops
 from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport, compiled
-from tightrope_forms.loops.record import Call, Recording, Ref, hooks, named, record, settings, tensors_of
+from tightrope_forms.loops.record import Call, CallRecording, Ref, hooks, named, record, settings, tensors_of
 
 RESULTS: Final = 1
 GRADIENTS: Final = 16
@@ -62,14 +62,14 @@ class LoopPlan(NamedTuple):
         said: why other loops stay as they were.
     """
 
-    recording: Recording
+    recording: CallRecording
     steps: list[int | _FoundLoop | _Stacked]
     free: list[list[tuple[int, int]]]
     loops: list[_FoundLoop]
     said: list[str]
 
 
-def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[Ref], bool]) -> LoopPlan:
+def plan_of(recording: CallRecording, given: Callable[[Ref], Any], grads: Callable[[Ref], bool]) -> LoopPlan:
     """Compile the loops of a recording.
 
     Raises:
@@ -107,7 +107,7 @@ def plan_of(recording: Recording, given: Callable[[Ref], Any], grads: Callable[[
     return LoopPlan(recording, steps, _freed(recording, steps), found, said)
 
 
-def _wanting(recording: Recording, grads: Callable[[Ref], bool]) -> Callable[[Ref], bool]:
+def _wanting(recording: CallRecording, grads: Callable[[Ref], bool]) -> Callable[[Ref], bool]:
     """Say which values may need a gradient: those that come from one that does."""
     known: list[bool] = []
 
@@ -134,7 +134,7 @@ def _stacked(number: int, call: Call, found: Sequence[_FoundLoop]) -> "int | _St
     return number
 
 
-def _reads(step: "int | _FoundLoop | _Stacked", recording: Recording) -> list[Ref]:
+def _reads(step: "int | _FoundLoop | _Stacked", recording: CallRecording) -> list[Ref]:
     if isinstance(step, int):
         return [ref for _, ref in recording.calls[step].refs()]
     if isinstance(step, _Stacked):
@@ -143,7 +143,7 @@ def _reads(step: "int | _FoundLoop | _Stacked", recording: Recording) -> list[Re
     return [*refs, *(one.first for one in step.inputs.states), *step.inputs.fixed]
 
 
-def _freed(recording: Recording, steps: Sequence[Any]) -> list[list[tuple[int, int]]]:
+def _freed(recording: CallRecording, steps: Sequence[Any]) -> list[list[tuple[int, int]]]:
     """Say after which step which values are needed no more."""
     last: dict[tuple[int, int], int] = {}
     for at, step in enumerate(steps):
@@ -316,7 +316,9 @@ def _kind(one: Any) -> Any:
     return type(one), repr(one)
 
 
-def _compare(recording: Recording, call: Callable[[], Any], before: float, tensors: Sequence[Tensor]) -> None:
+def _compare(
+    recording: CallRecording, call: Callable[[], Any], before: float, tensors: Sequence[Tensor]
+) -> None:
     """Compare results, gradients and times with those of the module.
 
     Args:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tightrope_forms.loops._torch import tree_unflatten
 from tightrope_forms.loops.find import Carried, Fixed, Loop, Stepped
-from tightrope_forms.loops.record import Recording, Ref, tensors_of
+from tightrope_forms.loops.record import CallRecording, Ref, tensors_of
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 
@@ -37,7 +37,7 @@ def inputs_of(loop: Loop) -> LoopInputs:
 
 
 def specs_of(
-    loop: Loop, inputs: LoopInputs, recording: Recording, given: Callable[[Ref], Spec]
+    loop: Loop, inputs: LoopInputs, recording: CallRecording, given: Callable[[Ref], Spec]
 ) -> list[Spec]:
     """Say shape and dtype of all inputs of one iteration."""
 

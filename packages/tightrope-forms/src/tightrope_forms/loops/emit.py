@@ -11,14 +11,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from tightrope_forms.loops.ops import Lazy, Nest, Product, View, reads_of
+from tightrope_forms.loops.ops import ElementView, Lazy, Nest, Product, reads_of
 from tightrope_forms.loops.order import Ordered, tile
 from tightrope_forms.values.loops import Formula
 
 PRELUDE: Final = Path(__file__).with_name("lanes.h")
 
 
-class Layout:
+class LoopLayout:
     """Where arrays are: pointers that are given, and places in scratch memory.
 
     Args:
@@ -51,7 +51,7 @@ class Layout:
         every = [view for one in self.one.lowered.work for view in (*reads_of(one), one.target)]
         return any(view.array == name for view in every)
 
-    def pointer(self, view: View) -> str:
+    def pointer(self, view: ElementView) -> str:
         """Write down where a view begins in the step that runs."""
         offset = int(view.meta.storage_offset())
         if view.array in self.scratch:
@@ -77,11 +77,11 @@ def source(directions: dict[str, tuple[Ordered, int]], real: str, lanes: int) ->
     """
     parts = [f"using real = {real};\nconstexpr int W = {lanes};\n", PRELUDE.read_text("utf-8")]
     for name, (one, direction) in directions.items():
-        parts.append(_function(name, Layout(one, lanes), direction))
+        parts.append(_function(name, LoopLayout(one, lanes), direction))
     return "\n".join(parts)
 
 
-def _function(name: str, layout: Layout, direction: int) -> str:
+def _function(name: str, layout: LoopLayout, direction: int) -> str:
     lines = [
         f'extern "C" void {name}(const i64* steps, real** given) {{',
         "    real* const scratch = given[0];",
@@ -108,7 +108,7 @@ def _function(name: str, layout: Layout, direction: int) -> str:
     return "\n".join([*lines, "    }", "}", ""])
 
 
-def _product(layout: Layout, one: Product, number: int) -> list[str]:
+def _product(layout: LoopLayout, one: Product, number: int) -> list[str]:
     rows, columns = one.target.meta.shape
     panel, block = tile(rows, columns, layout.lanes)
     bias = "nullptr, 0, 0" if one.bias is None else (
@@ -124,10 +124,10 @@ def _product(layout: Layout, one: Product, number: int) -> list[str]:
 class _Loops:
     """The text of one nest of pointwise statements."""
 
-    def __init__(self, layout: Layout, group: list[Nest]) -> None:
+    def __init__(self, layout: LoopLayout, group: list[Nest]) -> None:
         self.layout, self.group = layout, group
         self.shape = group[0].value.shape
-        self.known: list[tuple[View, str]] = []
+        self.known: list[tuple[ElementView, str]] = []
         self.body: list[str] = []
         self.parts: dict[str, str] = {}
 
@@ -147,14 +147,14 @@ class _Loops:
             f"        }}; lanes<{columns}>(body); }}",
         ]
 
-    def _address(self, view: View) -> str:
+    def _address(self, view: ElementView) -> str:
         strides = view.meta.stride()
         terms = [f"i{k} * {s}" for k, s in enumerate(strides[:-1]) if s and view.meta.shape[k] > 1]
         if strides and strides[-1]:
             terms.append("j" if strides[-1] == 1 else f"j * {strides[-1]}")
         return " + ".join([self.layout.pointer(view), *terms])
 
-    def _read(self, view: View) -> str:
+    def _read(self, view: ElementView) -> str:
         for known, name in self.known:
             if known.same(view):
                 return name

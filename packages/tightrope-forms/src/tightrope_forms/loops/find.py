@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tightrope_forms.loops.record import Call, Recording, Ref
+from tightrope_forms.loops.record import Call, CallRecording, Ref
 
 SHORTEST: Final = 4
 """Iterations from which on a loop is worth its code."""
@@ -75,7 +75,7 @@ class Loop(NamedTuple):
         return self.start + self.period * self.steps
 
 
-def loops(recording: Recording) -> list[Loop]:
+def loops(recording: CallRecording) -> list[Loop]:
     """Find all loops of a recording, in order; they do not overlap."""
     found: list[Loop] = []
     spans = [(0, len(recording.calls))]
@@ -120,7 +120,7 @@ def _repeats(tokens: Any) -> Iterator[tuple[int, int, int]]:
         yield first, period, length
 
 
-def _loop(recording: Recording, first: int, period: int, length: int) -> Loop | None:
+def _loop(recording: CallRecording, first: int, period: int, length: int) -> Loop | None:
     """Try every call of the first period as the first of an iteration; take that which carries least."""
     best: tuple[int, int, Loop] | None = None
     for start in range(first, min(first + period, first + length - SHORTEST * period + 1)):
@@ -226,7 +226,7 @@ def _taken(call: Call, leaves: Sequence[Any], grows: Sequence[int]) -> Stepped |
     return Stepped(source.ref, grows[0] - 1, grow.start, grow.by)
 
 
-def _used(recording: Recording, start: int, period: int, steps: int) -> dict[Ref, tuple[int, ...]]:
+def _used(recording: CallRecording, start: int, period: int, steps: int) -> dict[Ref, tuple[int, ...]]:
     end = start + period * steps
     found: dict[Ref, set[int]] = {}
     outside = [ref for call in recording.calls[end:] for _, ref in call.refs()]

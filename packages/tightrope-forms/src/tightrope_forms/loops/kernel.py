@@ -21,10 +21,10 @@ from tightrope.core import Bytes, CaptureError
 from tightrope.core.cache import own_folder
 from tightrope.native.interface import INTEGER, POINTER, load
 from tightrope_forms.loops.body import LoopInputs, Spec, whole
-from tightrope_forms.loops.emit import Layout, source
+from tightrope_forms.loops.emit import LoopLayout, source
 from tightrope_forms.loops.find import Loop
 from tightrope_forms.loops.lower import LoweredLoop, lower
-from tightrope_forms.loops.ops import Product, View
+from tightrope_forms.loops.ops import ElementView, Product
 from tightrope_forms.loops.order import Ordered, ordered
 
 _LIBRARY: Final = torch.library.Library("tightrope_forms", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ class LoopKernels:
         for name, (one, _) in directions.items():
             call = getattr(native, name)
             call.argtypes, call.restype = [POINTER] * 2, None
-            self.calls[name] = (call, Layout(one, self.lanes))
+            self.calls[name] = (call, LoopLayout(one, self.lanes))
         self.number = len(_KERNELS)
         _KERNELS.append(self)
 
@@ -117,10 +117,10 @@ class LoopKernels:
         pointers = [scratch.data_ptr(), *(arrays[one].data_ptr() for one in layout.given)]
         run((INTEGER * 3)(*span, pack), (POINTER * len(pointers))(*pointers))
 
-    def read(self, arrays: dict[str, Tensor], timed: set[str]) -> Callable[[View], Tensor]:
+    def read(self, arrays: dict[str, Tensor], timed: set[str]) -> Callable[[ElementView], Tensor]:
         """Make what reads a view of all steps."""
 
-        def read(view: View) -> Tensor:
+        def read(view: ElementView) -> Tensor:
             meta, whole_array = view.meta, arrays[view.array]
             if view.array not in timed:
                 return torch.as_strided(whole_array, meta.shape, meta.stride(), meta.storage_offset())
@@ -191,7 +191,7 @@ def _forward(number: int, given: Sequence[Tensor]) -> list[Tensor]:
 
 def _before(
     product: Product,
-    read: Callable[[View], Tensor],
+    read: Callable[[ElementView], Tensor],
     arrays: dict[str, Tensor],
     one: Ordered,
     span: tuple[int, int],

@@ -26,11 +26,11 @@ from tightrope_forms.loops.ops import (
     SAME,
     SPLITS,
     VIEWS,
+    ElementView,
     Lazy,
-    Lowered,
+    LoweredWay,
     Nest,
     Product,
-    View,
     aten,
     combined,
     looked,
@@ -41,7 +41,7 @@ from tightrope_forms.loops.record import Ref
 
 FxNode: TypeAlias = Any
 """Torch types arguments of nodes as a union of all that can be one."""
-Whole = Callable[[Callable[[View], Tensor]], Tensor]
+Whole = Callable[[Callable[[ElementView], Tensor]], Tensor]
 """Computes a tensor after the loop, given what reads a view of all steps."""
 
 
@@ -50,9 +50,9 @@ class LoweredLoop(NamedTuple):
 
     inputs: LoopInputs
     specs: list[Spec]  # of inputs: stepped, states, fixed
-    forward: Lowered
-    backward: Lowered | None
-    outputs: list[View]
+    forward: LoweredWay
+    backward: LoweredWay | None
+    outputs: list[ElementView]
     needed: list[str]  # arrays of the forward that the backward reads
     gradients: list[Whole | str | None]  # of inputs; a name is that of an array whose step 0 it is
 
@@ -85,16 +85,16 @@ def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequenc
 
         if not given:
             return list(torch.func.vjp(body, *own)[0])  # without gradients too, so that nothing is in place
-        made, back = torch.func.vjp(some, *(own[n] for n in given))
+        made, back, *_ = torch.func.vjp(some, *(own[n] for n in given))
         return [*made, *back(tuple(grads))]
 
     alone = traced(lambda *args: list(body(*args)), list(specs)).find_nodes(op="output")[0].args[0]
     likes = [one.meta["val"] for one in alone]
     graph = traced(joint, [*specs, *((tuple(one.shape), one.dtype) for one in likes)])
-    return _Lowering(loop, inputs, specs, graph, given).lowered()
+    return _LoopLowering(loop, inputs, specs, graph, given).lowered()
 
 
-class _Lowering:
+class _LoopLowering:
     def __init__(
         self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: Any, given: list[int]
     ) -> None:
@@ -104,9 +104,9 @@ class _Lowering:
         self.made, self.grads = every[: len(inputs.outputs)], every[len(inputs.outputs) :]
         self.level = self._levels()
         self.values: dict[FxNode, Any] = {}
-        self.directions = [Lowered({}, set(), [], [], set()) for _ in range(2)]
+        self.directions = [LoweredWay({}, set(), [], [], set()) for _ in range(2)]
         self.needed: list[str] = []
-        self.home: dict[FxNode, View] = {}
+        self.home: dict[FxNode, ElementView] = {}
         self.crossing = {
             f"v_{node.name}" for node in graph.nodes
             if node.target in POINTWISE and self.level[node] < 3
@@ -138,11 +138,11 @@ class _Lowering:
             name = f"{kind}{number}"
             self._array(forward, name, self.specs[number][0], timed=kind != "w")
             forward.kept.add(name)
-            self.values[node] = seen(View(name, self._meta(self.specs[number][0])))
-        for number, state in enumerate(self.inputs.states):
-            node, name = self.made[self.inputs.outputs.index(state.value)], f"s{num_stepped + number}"
+            self.values[node] = seen(ElementView(name, self._meta(self.specs[number][0])))
+        for number, carried in enumerate(self.inputs.states):
+            node, name = self.made[self.inputs.outputs.index(carried.value)], f"s{num_stepped + number}"
             if node.target in POINTWISE:
-                self.home.setdefault(node, View(name, self._meta(forward.arrays[name]), 1))
+                self.home.setdefault(node, ElementView(name, self._meta(forward.arrays[name]), 1))
         outputs = [self._output(self.made[n], ref) for n, ref in enumerate(self.inputs.outputs)]
         gradients: list[Whole | str | None] = [None] * len(self.specs)
         if self.given:
@@ -163,19 +163,19 @@ class _Lowering:
     def _meta(self, shape: Sequence[int]) -> Tensor:
         return torch.empty(tuple(shape), device="meta")
 
-    def _array(self, where: Lowered, name: str, shape: Sequence[int], *, timed: bool = True) -> None:
+    def _array(self, where: LoweredWay, name: str, shape: Sequence[int], *, timed: bool = True) -> None:
         where.arrays[name] = tuple(shape)
         if timed:
             where.timed.add(name)
 
-    def _direction(self, node: FxNode) -> Lowered:
+    def _direction(self, node: FxNode) -> LoweredWay:
         return self.directions[self.level[node] == 3]
 
-    def _output(self, node: FxNode, ref: Ref) -> View:
+    def _output(self, node: FxNode, ref: Ref) -> ElementView:
         """Give an output an array over time; a state's is its own, one step later."""
         forward, value = self.directions[0], self.value(node)
         targets = [
-            View(f"s{len(self.inputs.stepped) + number}", self._meta(value.shape), 1)
+            ElementView(f"s{len(self.inputs.stepped) + number}", self._meta(value.shape), 1)
             for number, state in enumerate(self.inputs.states) if state.value == ref
         ]  # fmt: skip
         for target in targets:
@@ -186,7 +186,7 @@ class _Lowering:
             forward.kept.add(view.array)
         return view
 
-    def _nest(self, where: Lowered, target: View, value: Lazy) -> View:
+    def _nest(self, where: LoweredWay, target: ElementView, value: Lazy) -> ElementView:
         self._note(where, *value.reads)
         where.work.append(Nest(target, value))
         return target
@@ -202,11 +202,11 @@ class _Lowering:
                     name = f"ds{num_stepped + at}"
                     self._array(backward, name, shape)
                     backward.kept.add(name)
-                    parts.append(seen(View(name, self._meta(shape), 1)))
+                    parts.append(seen(ElementView(name, self._meta(shape), 1)))
             if whole(self.loop, self.inputs, ref):
                 self._array(backward, f"dy{number}", shape)
                 backward.kept.add(f"dy{number}")
-                parts.append(seen(View(f"dy{number}", self._meta(shape))))
+                parts.append(seen(ElementView(f"dy{number}", self._meta(shape))))
             value = Lazy(0.0, (), shape) if not parts else parts[0]
             for one in parts[1:]:
                 value = combined(POINTWISE[aten.add.Tensor], (value, one), shape)
@@ -218,7 +218,7 @@ class _Lowering:
         if name not in backward.arrays:
             self._array(backward, name, self.specs[number][0])
             backward.kept.add(name)
-        self._nest(backward, View(name, self._meta(self.specs[number][0])), self.value(node))
+        self._nest(backward, ElementView(name, self._meta(self.specs[number][0])), self.value(node))
         return name
 
     def value(self, node: FxNode) -> Lazy:
@@ -304,20 +304,20 @@ class _Lowering:
             for one in node.users
         )
 
-    def _store(self, node: FxNode, value: Lazy) -> View:
+    def _store(self, node: FxNode, value: Lazy) -> ElementView:
         where, name = self._direction(node), f"v_{node.name}"
         if node in self.home:
             return self._nest(where, self.home[node], value)
         self._array(where, name, value.shape)
-        return self._nest(where, View(name, self._meta(value.shape)), value)
+        return self._nest(where, ElementView(name, self._meta(value.shape)), value)
 
-    def _copy(self, node: FxNode, view: View) -> View:
+    def _copy(self, node: FxNode, view: ElementView) -> ElementView:
         """Lay rows of a factor out one behind the other."""
         where, name, shape = self._direction(node), f"v_{node.name}_rows", tuple(view.meta.shape)
         self._array(where, name, shape)
-        return self._nest(where, View(name, self._meta(shape)), seen(view))
+        return self._nest(where, ElementView(name, self._meta(shape)), seen(view))
 
-    def stored(self, node: FxNode) -> View:
+    def stored(self, node: FxNode) -> ElementView:
         """Lower an op to elements of an array."""
         value = self.value(node)
         if value.view is None:
@@ -325,7 +325,7 @@ class _Lowering:
         assert value.view is not None
         return value.view
 
-    def _note(self, where: Lowered, *reads: View) -> None:
+    def _note(self, where: LoweredWay, *reads: ElementView) -> None:
         """Let the backward read arrays of the forward."""
         forward, backward = self.directions
         for one in reads:
@@ -336,7 +336,7 @@ class _Lowering:
                 if one.array not in self.needed:
                     self.needed.append(one.array)
 
-    def _product(self, node: FxNode) -> View:
+    def _product(self, node: FxNode) -> ElementView:
         bias_at, left_at, right_at = PRODUCTS[node.target]
         if node.kwargs:
             raise CaptureError(f"{node.target} with factors has no formula here")
@@ -355,7 +355,9 @@ class _Lowering:
             node, bias, left, right, free=self.level[left_node] == 1 and left.array[0] == "x"
         )
 
-    def _multiplied(self, node: FxNode, bias: View | None, left: View, right: View, *, free: bool) -> View:
+    def _multiplied(
+        self, node: FxNode, bias: ElementView | None, left: ElementView, right: ElementView, *, free: bool
+    ) -> ElementView:
         shape, where, name = (
             (left.meta.shape[0], right.meta.shape[1]),
             self._direction(node),
@@ -364,11 +366,11 @@ class _Lowering:
         self._array(where, name, shape)
         self._note(where, left, right)
         bias = None if bias is None else bias._replace(meta=bias.meta.expand(shape))
-        made = Product(View(name, self._meta(shape)), bias, left, right)
+        made = Product(ElementView(name, self._meta(shape)), bias, left, right)
         (where.before if free else where.work).append(made)
         return made.target
 
-    def _transposed(self, node: FxNode, left_node: FxNode, right_node: FxNode) -> View:
+    def _transposed(self, node: FxNode, left_node: FxNode, right_node: FxNode) -> ElementView:
         """Multiply from the left: the transpose is a product with weights on the right."""
         left, right = (
             one._replace(meta=one.meta.t()) for one in (self.stored(right_node), self.stored(left_node))
@@ -378,7 +380,7 @@ class _Lowering:
         made = self._multiplied(node, None, left, right, free=False)
         return made._replace(meta=made.meta.t())
 
-    def _cat(self, node: FxNode) -> View:
+    def _cat(self, node: FxNode) -> ElementView:
         """Write parts side by side."""
         axis, pieces, start = (node.args[1] if len(node.args) > 1 else 0), list[tuple[int, Lazy]](), 0
         for value in map(self.value, node.args[0]):
@@ -391,7 +393,7 @@ class _Lowering:
             return all(isinstance(one, fx.Node) and self._is_sum_of_slices(one) for one in node.args)
         return node.target is aten.slice_backward.default
 
-    def _slices(self, node: FxNode) -> View | None:
+    def _slices(self, node: FxNode) -> ElementView | None:
         """Write gradients of slices of one value side by side; None where the op is no sum of these."""
         every, axes, pieces = [node], set(), list[tuple[int, Lazy]]()
         while every:
@@ -407,7 +409,7 @@ class _Lowering:
             raise CaptureError("gradients of slices along two axes have no formula here")
         return self._side_by_side(node, axes.pop(), sorted(pieces, key=lambda piece: piece[0]))
 
-    def _side_by_side(self, node: FxNode, axis: int, pieces: Sequence[tuple[int, Lazy]]) -> View:
+    def _side_by_side(self, node: FxNode, axis: int, pieces: Sequence[tuple[int, Lazy]]) -> ElementView:
         where, name, shape = self._direction(node), f"c_{node.name}", tuple(node.meta["val"].shape)
         whole, end = self._meta(shape), 0
         self._array(where, name, shape)
@@ -415,16 +417,16 @@ class _Lowering:
         def blank(until: int) -> None:
             if until > end:
                 target = whole.narrow(axis, end, until - end)
-                self._nest(where, View(name, target), Lazy(0.0, (), tuple(target.shape)))
+                self._nest(where, ElementView(name, target), Lazy(0.0, (), tuple(target.shape)))
 
         for start, value in pieces:
             if start < end:
                 raise CaptureError("gradients of slices that overlap have no formula here")
             blank(start)
             end = start + value.shape[axis]
-            self._nest(where, View(name, whole.narrow(axis, start, value.shape[axis])), value)
+            self._nest(where, ElementView(name, whole.narrow(axis, start, value.shape[axis])), value)
         blank(shape[axis])
-        return View(name, whole)
+        return ElementView(name, whole)
 
     def _over(self, node: FxNode) -> Whole:
         """Compute a gradient of every step after the loop, where it is a product; else inside."""
@@ -460,7 +462,7 @@ class _Lowering:
         inner = self._over(node)
         return lambda read: inner(read).sum(0)
 
-    def _kept(self, node: FxNode) -> View:
+    def _kept(self, node: FxNode) -> ElementView:
         """Store a value so that it is there after the loop."""
         view = self.stored(node)
         self._note(self.directions[1], view)

@@ -66,7 +66,7 @@ PRODUCTS: Final = {aten.mm.default: (None, 0, 1), aten.addmm.default: (0, 1, 2)}
 """Where the bias and the two factors are among the operands."""
 
 
-class View(NamedTuple):
+class ElementView(NamedTuple):
     """Elements of an array: ``meta`` has their shape, strides and offset in one step of it.
 
     Attributes:
@@ -79,7 +79,7 @@ class View(NamedTuple):
     meta: Tensor
     step: int = 0
 
-    def same(self, other: "View") -> bool:
+    def same(self, other: "ElementView") -> bool:
         """Tell whether two views are the same elements, in one order."""
         looks = [
             (one.array, one.step, one.meta.shape, one.meta.stride(), one.meta.storage_offset())
@@ -92,16 +92,16 @@ class Lazy(NamedTuple):
     """A value that is computed where it is read: a formula of views of its own shape."""
 
     formula: Formula
-    reads: tuple[View, ...]
+    reads: tuple[ElementView, ...]
     shape: tuple[int, ...]
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> ElementView | None:
         """The elements of an array that it is, if it is no more."""
         return self.reads[0] if self.formula == 0 and type(self.formula) is int else None
 
 
-def seen(view: View) -> Lazy:
+def seen(view: ElementView) -> Lazy:
     """Read a view."""
     return Lazy(0, (view,), tuple(view.meta.shape))
 
@@ -119,7 +119,7 @@ def looked(value: Lazy, change: Callable[[Tensor], Tensor]) -> Lazy | None:
 
 def combined(made: Made, operands: Sequence[Lazy | float], shape: tuple[int, ...], **named: Any) -> Lazy:
     """Write an op down as one formula of all that its operands read."""
-    reads: list[View] = []
+    reads: list[ElementView] = []
     formulas = list[Formula]()
     for one in operands:
         if not isinstance(one, Lazy):
@@ -154,20 +154,20 @@ def names_in(formula: Formula) -> set[str]:
 class Nest(NamedTuple):
     """A pointwise statement: every element of ``target`` is the formula."""
 
-    target: View
+    target: ElementView
     value: Lazy
 
 
 class Product(NamedTuple):
     """``target = bias + left @ right``."""
 
-    target: View
-    bias: View | None
-    left: View
-    right: View
+    target: ElementView
+    bias: ElementView | None
+    left: ElementView
+    right: ElementView
 
 
-class Lowered(NamedTuple):
+class LoweredWay(NamedTuple):
     """One direction of a loop.
 
     Attributes:
@@ -185,7 +185,7 @@ class Lowered(NamedTuple):
     kept: set[str]
 
 
-def reads_of(one: Nest | Product) -> list[View]:
+def reads_of(one: Nest | Product) -> list[ElementView]:
     """List what a statement reads."""
     if isinstance(one, Nest):
         return list(one.value.reads)

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from tightrope.core import CaptureError
-from tightrope_forms.loops.ops import Lowered, Nest, Product, View, reads_of
+from tightrope_forms.loops.ops import ElementView, LoweredWay, Nest, Product, reads_of
 from tightrope_forms.values.loops import Affine, LoopAccess, LoopArray, LoopProgram, LoopStatement, LoopTerm
 
 Group: TypeAlias = "list[Nest] | Product"
@@ -37,14 +37,14 @@ class Ordered(NamedTuple):
         block: steps for which products that left the loop run at once.
     """
 
-    lowered: Lowered
+    lowered: LoweredWay
     groups: list[Group]
     program: LoopProgram
     cells: dict[str, tuple[int, ...]]
     block: int
 
 
-def grouped(lowered: Lowered) -> list[Group]:
+def grouped(lowered: LoweredWay) -> list[Group]:
     """Put statements that can share their loops together."""
     work = lowered.work
     writers: dict[tuple[str, int], list[int]] = {}
@@ -78,7 +78,7 @@ def grouped(lowered: Lowered) -> list[Group]:
     return groups
 
 
-def access_of(view: View, lowered: Lowered, places: Sequence[int], rank: int) -> LoopAccess:
+def access_of(view: ElementView, lowered: LoweredWay, places: Sequence[int], rank: int) -> LoopAccess:
     """Write a view down as affine expressions.
 
     Args:
@@ -117,10 +117,10 @@ def _terms(rank: int, *terms: int | LoopTerm) -> tuple[LoopTerm, ...]:
     return tuple(one if isinstance(one, LoopTerm) else LoopTerm((one, *[0] * rank)) for one in terms)
 
 
-class _Writer:
+class _StatementWriter:
     """Collects statements with their times."""
 
-    def __init__(self, lowered: Lowered, direction: int, lanes: int, block: int) -> None:
+    def __init__(self, lowered: LoweredWay, direction: int, lanes: int, block: int) -> None:
         self.lowered, self.direction, self.lanes, self.block = lowered, direction, lanes, block
         self.statements: list[LoopStatement] = []
         self.places = {id(one): k for k, one in enumerate((*lowered.before, *lowered.work))}
@@ -187,7 +187,7 @@ def tile(rows: int, columns: int, lanes: int) -> tuple[int, int]:
     return vectors * lanes, min(rows, _ROWS if vectors <= 2 else 3)
 
 
-def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
+def ordered(lowered: LoweredWay, direction: int, lanes: int) -> Ordered:
     """Order a direction, prove it, and shrink arrays as far as that can be proved.
 
     Raises:
@@ -195,7 +195,7 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
     """
     groups = grouped(lowered)
     block = _block(lowered)
-    writer = _Writer(lowered, direction, lanes, block)
+    writer = _StatementWriter(lowered, direction, lanes, block)
     for number, product in enumerate(lowered.before):
         writer.product(product, number, 0)
     for number, group in enumerate(groups):
@@ -213,7 +213,7 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
         ),
         tuple(writer.statements), (width - 1,),
     )  # fmt: skip
-    proof = Proof(bare)
+    proof = OrderProof(bare)
     proof.check()
     cells = {}
     for name in lowered.timed - lowered.kept:
@@ -236,14 +236,14 @@ def ordered(lowered: Lowered, direction: int, lanes: int) -> Ordered:
     )
 
 
-def _block(lowered: Lowered) -> int:
+def _block(lowered: LoweredWay) -> int:
     """Choose a power of 2 of steps whose products stay in a cache."""
     size = sum(prod(lowered.arrays[one.target.array]) for one in lowered.before)
     return 1 << max(4, min(9, (_TILE // size).bit_length() - 1)) if size else 1
 
 
 def _options(
-    name: str, lowered: Lowered, groups: Sequence[Group], sizes: tuple[int, int]
+    name: str, lowered: LoweredWay, groups: Sequence[Group], sizes: tuple[int, int]
 ) -> Iterable[tuple[int, ...]]:
     """List cells that an array may shrink to, fewest first."""
     rank, (lanes, block) = len(lowered.arrays[name]), sizes
@@ -262,7 +262,7 @@ def _names(one: Nest | Product) -> set[str]:
     return {view.array for view in (*reads_of(one), one.target)}
 
 
-class Proof:
+class OrderProof:
     """Sets and maps of a program, as isl has them.
 
     Args:

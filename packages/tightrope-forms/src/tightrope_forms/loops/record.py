@@ -56,7 +56,7 @@ class Call(NamedTuple):
         return tensors_of(self.function(*args, **kwargs))
 
 
-class Recording(NamedTuple):
+class CallRecording(NamedTuple):
     """All calls of one run."""
 
     calls: list[Call]
@@ -115,7 +115,7 @@ def _facts(one: Tensor) -> tuple[Any, ...]:
     return tuple(one.shape), one.dtype, one.device.type
 
 
-def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Recording, str]:
+def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallRecording, str]:
     """Run a module and record it.
 
     Returns:
@@ -129,7 +129,7 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     with recorder:
         result = module(*args, **kwargs)
     leaves, tree = tree_flatten(result)
-    found = Recording(recorder.calls, [recorder.leaf(one, "the result") for one in leaves], tree, result)
+    found = CallRecording(recorder.calls, [recorder.leaf(one, "the result") for one in leaves], tree, result)
     if not torch.equal(state, torch.get_rng_state()):
         return found, "it draws random numbers"
     if _own(module) != own:
