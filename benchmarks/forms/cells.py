@@ -201,9 +201,28 @@ class LayerLoops(LoopNet):
         return torch.stack(every).sum(0), state
 
 
+class MemoryLoop(LoopNet):
+    """A state of two steps before, elements of every second step, and a cell without its first step."""
+
+    def build(self) -> None:
+        """Make the weights."""
+        self.w, self.u = nn.Linear(self.inputs, self.hidden), nn.Linear(self.hidden, self.hidden)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the last two states and one between."""
+        h = before = self.start(x)
+        every = []
+        for t in range(1, len(x)):
+            h, before = torch.tanh(self.w(x[t]) + self.u(h) + before), h
+            every.append(h)
+        for t in range(0, len(x), 2):
+            h = 0.9 * h + 0.1 * torch.relu(self.u(h) - self.w(x[t]))
+        return h + before, every[2], torch.cat(every[::-1], 1)
+
+
 CELLS: Final[tuple[type[LoopNet], ...]] = (
     LstmLoop, GruLoop, MinimalLoop, SlicedLoop, PeepholeLoop, StackedLoop, BackwardLoop, LayerLoops,
-    ColumnLoop,
+    ColumnLoop, MemoryLoop,
 )  # fmt: skip
 
 

@@ -57,8 +57,6 @@ class LoopKernels:
             name = f"s{num_stepped + at}"
             if name not in lowered.needed and not whole(loop, lowered.inputs, state.value):
                 forward.kept.discard(name)  # it shrinks
-        for name in [one for one in (lowered.backward.kept if lowered.backward else ()) if one[:2] == "ds"]:
-            lowered.backward.kept.discard(name)  # type: ignore[union-attr]
         self.forward = ordered(forward, 1, self.lanes)
         self.backward = (
             ordered(lowered.backward, -1, self.lanes) if lowered.backward and lowered.backward.work else None
@@ -122,14 +120,15 @@ class LoopKernels:
 
         def read(view: ElementView) -> Tensor:
             meta, whole_array = view.meta, arrays[view.array]
+            start = whole_array.storage_offset() + meta.storage_offset()
             if view.array not in timed:
-                return torch.as_strided(whole_array, meta.shape, meta.stride(), meta.storage_offset())
+                return torch.as_strided(whole_array, meta.shape, meta.stride(), start)
             size = prod(whole_array.shape[1:])
             return torch.as_strided(
                 whole_array,
                 (self.steps, *meta.shape),
                 (size, *meta.stride()),
-                meta.storage_offset() + view.step * size,
+                start + view.step * size,
             )
 
         return read
@@ -205,13 +204,7 @@ def _before(
     if product.bias is None:
         torch.mm(left, read(product.right), out=out)
     elif product.bias.meta.stride(0) == 0:
-        bias = torch.as_strided(
-            arrays[product.bias.array],
-            (columns,),
-            (product.bias.meta.stride(1),),
-            product.bias.meta.storage_offset(),
-        )
-        torch.addmm(bias, left, read(product.right), out=out)
+        torch.addmm(read(product.bias)[0], left, read(product.right), out=out)
     else:
         torch.mm(left, read(product.right), out=out)
         where += read(product.bias)

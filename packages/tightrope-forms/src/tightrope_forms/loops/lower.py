@@ -201,7 +201,6 @@ class _LoopLowering:
                 if state.value == ref and num_stepped + at in self.given:
                     name = f"ds{num_stepped + at}"
                     self._array(backward, name, shape)
-                    backward.kept.add(name)
                     parts.append(seen(ElementView(name, self._meta(shape), 1)))
             if whole(self.loop, self.inputs, ref):
                 self._array(backward, f"dy{number}", shape)
@@ -217,7 +216,6 @@ class _LoopLowering:
         backward = self.directions[1]
         if name not in backward.arrays:
             self._array(backward, name, self.specs[number][0])
-            backward.kept.add(name)
         self._nest(backward, ElementView(name, self._meta(self.specs[number][0])), self.value(node))
         return name
 
