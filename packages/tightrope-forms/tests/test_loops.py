@@ -21,6 +21,7 @@ from benchmarks.forms.cells import (
     elements,
     watched,
 )
+from tightrope.capture import capture
 from tightrope.core import CaptureError, JudgeError
 from tightrope_forms.judge.loops import interpret, judge_by_counting, judge_by_isl
 from tightrope_forms.loops import LoopedModule, api, optimise_loops
@@ -107,6 +108,18 @@ def test_new_weights_and_frozen_weights_are_seen() -> None:
     (gradient,) = torch.autograd.grad(looped(x).sum(), [net.inner.bias_hh])
     assert torch.allclose(gradient, torch.autograd.grad(net(x).sum(), [net.inner.bias_hh])[0], atol=1e-5)
     assert not looped.said
+
+
+def test_results_may_be_written_to() -> None:
+    net = LstmLoop(3, 4)
+    looped, x = optimise_loops(net), torch.randn(6, 1, 3)
+    looped(x)
+    both = []
+    for call in (looped, net):
+        made = call(x)
+        made.mul_(2)
+        both.append(torch.autograd.grad(made.sum(), [net.inner.weight_hh])[0])
+    assert torch.allclose(*both, atol=1e-5)
 
 
 def test_a_copy_compiles_again() -> None:
@@ -234,6 +247,25 @@ def test_a_kernel_with_wrong_values_is_not_used(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         assert torch.equal(looped(x), net(x))
     assert looped.said == ["its kernel gave other values"]
+
+
+def test_a_capture_sees_the_module_as_it_was() -> None:
+    net = RnnLoop(3, 4)
+    looped, x = optimise_loops(net), torch.randn(5, 1, 3)
+    looped(x)
+    graph = capture(nn.Sequential(looped), x)
+    assert not any("loop" in op.target for op in graph.ops)
+
+
+def test_no_memory_for_both_forms_leaves_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("no room.\nmore")
+
+    monkeypatch.setattr(LoopFunction, "apply", full)
+    net = RnnLoop(3, 4)
+    looped, x = optimise_loops(net), torch.randn(5, 1, 3)
+    assert torch.equal(looped(x), net(x))
+    assert looped.said == ["its kernel was not tried: no room"]
 
 
 def test_the_period_and_the_steps_are_found() -> None:
