@@ -94,22 +94,25 @@ def cells(data: Path | None, console: Console, pairs: int) -> list[dict[str, Any
     del data
     rows = []
     console.print(
-        f"{'cell, hidden, steps, batch':<30}{'eager/ours':>11}{'first':>8}{'kept':>7}{'eps':>6}{'error':>7}"
+        f"{'cell, hidden, steps, batch':<30}{'eager/ours':>11}{'first':>8}{'kept':>8}{'eps':>6}{'error':>7}"
     )
-    with TemporaryDirectory() as folder:
-        old = os.environ.get("TIGHTROPE_CACHE")
-        os.environ["TIGHTROPE_CACHE"] = folder  # nothing is compiled already
+    old = dict(os.environ)
+    with TemporaryDirectory() as folder:  # nothing is compiled already
+        os.environ |= {
+            "TIGHTROPE_CACHE": folder,
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
         for case in (*TUNED, *HELD_OUT):
             rows.append(_row(case, pairs))
             row = rows[-1]
             console.print(
-                f"{row['name']:<30}{row['eager']:>10.2f}x{row['first']:>7.1f}s{row['kept']:>7.2f}"
+                f"{row['name']:<30}{row['eager']:>10.2f}x{row['first']:>7.1f}s{row['kept']:>8.3f}"
                 f"{row['eps']:>6.1f}{row['error']:>7.2f}{'' if row['held_out'] else '  tuned'}{row['said']}"
             )
         _beside_inductor(rows, console, pairs)
-        os.environ.pop("TIGHTROPE_CACHE")
-        if old is not None:
-            os.environ["TIGHTROPE_CACHE"] = old
+    os.environ.clear()
+    os.environ |= old
     for what, some in (("all", rows), ("held out", [row for row in rows if row["held_out"]])):
         ratios = [row["eager"] for row in some]
         console.print(
@@ -121,7 +124,7 @@ def cells(data: Path | None, console: Console, pairs: int) -> list[dict[str, Any
     if found := [row["inductor_first"] / row["first"] for row in rows if "inductor_first" in row]:
         console.print(f"first call, CPU time, Inductor over ours: {min(found):.1f}x at least")
     console.print(
-        f"bytes kept over eager's: at most {max(row['kept'] for row in rows):.2f}; "
+        f"bytes kept over eager's: at most {max(row['kept'] for row in rows):.3f}; "
         f"errors over eager's, both against float64: at most {max(row['error'] for row in rows):.2f}"
     )
     return rows
@@ -152,7 +155,6 @@ def _row(case: Case, pairs: int) -> dict[str, Any]:
 
 def _beside_inductor(rows: list[dict[str, Any]], console: Console, pairs: int) -> None:
     """Compile the same loops by Inductor with empty caches, in this process alone."""
-    os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     by_case = dict(zip((*TUNED, *HELD_OUT), rows, strict=True))
     for cases, key in ((BY_CELL, "by_cell"), (WHOLE, "inductor")):
         for case in cases:

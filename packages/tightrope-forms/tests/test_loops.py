@@ -1,8 +1,10 @@
 """Loops: found again, run as kernels with equal values, proved by isl and judged; others are left."""
 
 import copy
+import gc
 import importlib.util
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -120,6 +122,13 @@ def test_results_may_be_written_to() -> None:
         made.mul_(2)
         both.append(torch.autograd.grad(made.sum(), [net.inner.weight_hh])[0])
     assert torch.allclose(*both, atol=1e-5)
+
+
+def test_nothing_of_the_first_call_is_held() -> None:
+    looped, x = optimise_loops(RnnLoop(3, 4)), torch.randn(5, 1, 3)
+    first = weakref.ref(looped(x))
+    gc.collect()
+    assert first() is None
 
 
 def test_a_copy_compiles_again() -> None:

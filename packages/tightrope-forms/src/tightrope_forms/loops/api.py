@@ -285,7 +285,7 @@ class LoopedModule(nn.Module):
                 raise CaptureError(why)
             plan = plan_of(recording, _specs(given, held), _grads(given, held))
             _compare(recording, lambda: run(plan, given, held), took, [*given, *held.values()])
-            self._plans[key] = plan
+            self._plans[key] = plan._replace(recording=recording._replace(result=None))  # which holds a graph
             for one in plan.said:
                 self._say(one)
         except (CaptureError, NativeError) as error:

@@ -151,10 +151,11 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
     """List what decides, beside arguments, which calls a module makes: its modes and plain attributes."""
     plain = (bool, int, float, str, type(None))
     return tuple(
-        (name, value)
+        (name, repr(value))
         for one in module.modules()
         for name, value in vars(one).items()
         if isinstance(value, plain)
+        or (isinstance(value, list | tuple) and all(isinstance(x, plain) for x in value))
     )
 
 
