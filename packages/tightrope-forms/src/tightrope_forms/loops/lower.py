@@ -291,6 +291,13 @@ class _LoopLowering:
             and all(one.array[0] in "sxw" or one.array in self.crossing for one in value.reads)
         ):
             return value  # the backward computes it again
+        if (
+            across
+            and node not in self.home
+            and value.reads
+            and all(one.array[0] == "s" for one in value.reads)
+        ):
+            return value  # such as tanh of the cell of an LSTM, whose states are kept anyway
         if costly or len(users) > 1 or node in self.home:
             return seen(self._store(node, value))
         return value
