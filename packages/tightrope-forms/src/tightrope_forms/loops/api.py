@@ -21,9 +21,9 @@ from tightrope.core import CaptureError, NativeError
 from tightrope.core.cache import warn_once
 from tightrope.fuse.tolerance import difference
 from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
-from tightrope_forms.loops.body import LoopInputs, inputs_of, specs_of, whole
-from tightrope_forms.loops.find import Loop, Stepped, loops
-from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport, compiled
+from tightrope_forms.loops.body import inputs_of, specs_of, whole
+from tightrope_forms.loops.find import Stepped, loops
+from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport
 from tightrope_forms.loops.record import Call, CallRecording, Ref, hooks, named, record, settings, tensors_of
 
 RESULTS: Final = 1
@@ -33,18 +33,11 @@ _MOST_KINDS: Final = 32
 Values: TypeAlias = dict[tuple[int, int], Tensor]
 
 
-class _FoundLoop(NamedTuple):
-    loop: Loop
-    inputs: LoopInputs
-    kernels: LoopKernels
-    number: int
-
-
 class _Stacked(NamedTuple):
     """A call that puts a value of every step together."""
 
     number: int  # of the call
-    loop: int
+    kernels: LoopKernels
     ref: Ref
     axis: int
     stacks: bool
@@ -52,53 +45,44 @@ class _Stacked(NamedTuple):
 
 
 class LoopPlan(NamedTuple):
-    """How calls of one kind run.
+    """How calls of one kind run."""
 
-    Attributes:
-        recording: of the first.
-        steps: calls by number, loops, and values put together.
-        free: per step, values that nothing needs behind it.
-        loops: compiled.
-        said: why other loops stay as they were.
-    """
-
-    recording: CallRecording
-    steps: list[int | _FoundLoop | _Stacked]
-    free: list[list[tuple[int, int]]]
-    loops: list[_FoundLoop]
-    said: list[str]
+    recording: CallRecording  # of the first
+    steps: list[int | LoopKernels | _Stacked]  # calls by number, loops, and values put together
+    free: list[list[tuple[int, int]]]  # per step, values that nothing needs behind it
+    loops: list[LoopKernels]
+    said: list[str]  # why other loops stay as they were
 
 
-def plan_of(recording: CallRecording, given: Callable[[Ref], Any], grads: Callable[[Ref], bool]) -> LoopPlan:
+def plan_of(recording: CallRecording, given: Callable[[Ref], Tensor]) -> LoopPlan:
     """Compile the loops of a recording.
 
     Raises:
         CaptureError: there is no loop that can be compiled.
         NativeError: there is no compiler.
     """
-    found, said = list[_FoundLoop](), list[str]()
-    wanted = _wanting(recording, grads)
-    for number, loop in enumerate(loops(recording)):
+    found, said = list[LoopKernels](), list[str]()
+    needing = list[bool]()  # by call; what comes from a value with a gradient may need one
+
+    def wants(ref: Ref) -> bool:
+        outside = ref.call < 0 and torch.is_grad_enabled()
+        return given(ref).requires_grad if outside else ref.call >= 0 and needing[ref.call]
+
+    for call in recording.calls:
+        needing.append(any(map(wants, call.refs())))
+    for loop in loops(recording):
         inputs = inputs_of(loop)
-        specs = specs_of(loop, inputs, recording, given)
-        sources = [
-            *(one.source or one.items[0] for one in inputs.stepped),
-            *(one.first for one in inputs.states),
-        ]
-        needs = [wanted(one) for one in (*sources, *inputs.fixed)]
-        some, num_stepped = any(needs), len(inputs.stepped)
-        needs = [
-            one or (some and num_stepped <= n < num_stepped + len(inputs.states))
-            for n, one in enumerate(needs)
-        ]
+        stepped = [wants(one.source or one.items[0]) for one in inputs.stepped]
+        fixed = list(map(wants, inputs.fixed))
+        states = [any([*stepped, *fixed, *(wants(one.first) for one in inputs.states)])] * len(inputs.states)
         try:
-            found.append(_FoundLoop(loop, inputs, compiled(loop, inputs, specs, needs), number))
+            specs = specs_of(inputs, recording, given)
+            found.append(LoopKernels(loop, inputs, specs, [*stepped, *states, *fixed]))
         except CaptureError as error:
             said.append(f"a loop of {loop.steps} steps: {error}")
     if not found:
         raise CaptureError(said[0] if said else "no loop over a state was found")
-    steps: list[int | _FoundLoop | _Stacked] = []
-    at = 0
+    steps, at = list[int | LoopKernels | _Stacked](), 0
     for one in found:
         steps += [*range(at, one.loop.start), *one.loop.once, one]
         at = one.loop.end
@@ -107,20 +91,8 @@ def plan_of(recording: CallRecording, given: Callable[[Ref], Any], grads: Callab
     return LoopPlan(recording, steps, _freed(recording, steps), found, said)
 
 
-def _wanting(recording: CallRecording, grads: Callable[[Ref], bool]) -> Callable[[Ref], bool]:
-    """Say which values may need a gradient: those that come from one that does."""
-    known: list[bool] = []
-
-    def wants(ref: Ref) -> bool:
-        return grads(ref) if ref.call < 0 else known[ref.call]
-
-    for call in recording.calls:
-        known.append(any(wants(ref) for _, ref in call.refs()))
-    return wants
-
-
-def _stacked(number: int, call: Call, found: Sequence[_FoundLoop]) -> "int | _Stacked":
-    refs = [ref for _, ref in call.refs()]
+def _stacked(number: int, call: Call, found: Sequence[LoopKernels]) -> "int | _Stacked":
+    refs = call.refs()
     if call.function not in (torch.stack, torch.cat) or not refs:
         return number
     rest = [one for one in call.leaves if not isinstance(one, Ref)]
@@ -130,13 +102,13 @@ def _stacked(number: int, call: Call, found: Sequence[_FoundLoop]) -> "int | _St
         ref = refs[0]._replace(call=at % period)
         every = [ref._replace(call=one.loop.start + k * period + at % period) for k in range(one.loop.steps)]
         if len(rest) <= 1 and type(axis) is int and refs in (every, every[::-1]):
-            return _Stacked(number, one.number, ref, axis, call.function is torch.stack, refs != every)
+            return _Stacked(number, one, ref, axis, call.function is torch.stack, refs != every)
     return number
 
 
-def _reads(step: "int | _FoundLoop | _Stacked", recording: CallRecording) -> list[Ref]:
+def _reads(step: "int | LoopKernels | _Stacked", recording: CallRecording) -> list[Ref]:
     if isinstance(step, int):
-        return [ref for _, ref in recording.calls[step].refs()]
+        return recording.calls[step].refs()
     if isinstance(step, _Stacked):
         return []
     refs = [ref for one in step.inputs.stepped for ref in (one.items if one.source is None else [one.source])]
@@ -159,7 +131,7 @@ def _freed(recording: CallRecording, steps: Sequence[Any]) -> list[list[tuple[in
 def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> Any:
     """Run a plan on the tensors of its arguments and of its module."""
     values: Values = {}
-    arrays: dict[int, dict[Ref, Tensor]] = {}
+    arrays: dict[LoopKernels, dict[Ref, Tensor]] = {}
 
     def value(ref: Ref) -> Tensor:
         if ref.call < 0:
@@ -168,7 +140,7 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
             return values[ref.call, ref.item]
         one = next(one for one in plan.loops if one.loop.start <= ref.call < one.loop.end)
         step, at = divmod(ref.call - one.loop.start, one.loop.period)
-        array = arrays[one.number][ref._replace(call=at)]
+        array = arrays[one][ref._replace(call=at)]
         return array[step].clone() if whole(one.loop, one.inputs, ref._replace(call=at)) else array
 
     for step, free in zip(plan.steps, plan.free, strict=True):
@@ -176,20 +148,18 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
             for item, made in enumerate(plan.recording.calls[step].run(value)):
                 values[step, item] = made
         elif isinstance(step, _Stacked):
-            array = arrays[step.loop][step.ref]
+            array = arrays[step.kernels][step.ref]
             array = array.flip(0) if step.backwards else array
             place = step.axis % (array.dim() - (not step.stacks))
             array = array.movedim(0, place)
             array = array if step.stacks else array.flatten(place, place + 1)
             values[step.number, 0] = array.clone(memory_format=torch.contiguous_format)  # may be written to
         else:
-            given = [_stepped(one, value, step.loop.steps) for one in step.inputs.stepped]
-            given += [value(one.first) for one in step.inputs.states] + [
-                value(one) for one in step.inputs.fixed
-            ]
-            made = LoopFunction.apply(step.kernels, *given)  # type: ignore[no-untyped-call]
+            given = [_stepped(one, value, step.steps) for one in step.inputs.stepped]
+            given += [value(ref) for ref in (*(one.first for one in step.inputs.states), *step.inputs.fixed)]
+            made = LoopFunction.apply(step, *given)  # type: ignore[no-untyped-call]
             refs = [ref for ref in step.inputs.outputs if ref in step.loop.used]
-            arrays[step.number] = dict(zip(refs, made, strict=True))
+            arrays[step] = dict(zip(refs, made, strict=True))
         for key in free:
             values.pop(key, None)
     leaves = [value(one) if isinstance(one, Ref) else one for one in plan.recording.leaves]
@@ -259,11 +229,11 @@ class LoopedModule(nn.Module):
     def loops(self) -> list[LoopReport]:
         """Say what became of the loops of all kinds of calls."""
         every = [one for plan in self._plans.values() if plan is not None for one in plan.loops]
-        return [LoopReport(one.loop.steps, one.loop.period, *one.kernels.removed()) for one in every]
+        return [LoopReport(one.steps, one.loop.period, *one.removed()) for one in every]
 
     def programs(self) -> list[Any]:
         """List the certificates of all kernels, for `tightrope_forms.judge.loops`."""
-        kernels = [one.kernels for plan in self._plans.values() if plan is not None for one in plan.loops]
+        kernels = [one for plan in self._plans.values() if plan is not None for one in plan.loops]
         return [one.program for k in kernels for one in (k.forward, k.backward) if one is not None]
 
     def _say(self, why: str) -> None:
@@ -283,7 +253,7 @@ class LoopedModule(nn.Module):
         try:
             if why:
                 raise CaptureError(why)
-            plan = plan_of(recording, _specs(given, held), _grads(given, held))
+            plan = plan_of(recording, lambda ref: given[ref.item] if ref.call == -1 else held[ref.name])
             _compare(recording, lambda: run(plan, given, held), took, [*given, *held.values()])
             self._plans[key] = plan._replace(recording=recording._replace(result=None))  # which holds a graph
             for one in plan.said:
@@ -299,22 +269,6 @@ class LoopedModule(nn.Module):
         return {**self.__dict__, "_plans": {}}
 
 
-def _specs(given: Sequence[Tensor], held: Mapping[str, Tensor]) -> Callable[[Ref], Any]:
-    def spec(ref: Ref) -> Any:
-        one = given[ref.item] if ref.call == -1 else held[ref.name]
-        return tuple(one.shape), one.dtype
-
-    return spec
-
-
-def _grads(given: Sequence[Tensor], held: Mapping[str, Tensor]) -> Callable[[Ref], bool]:
-    def wants(ref: Ref) -> bool:
-        one = given[ref.item] if ref.call == -1 else held[ref.name]
-        return one.requires_grad and torch.is_grad_enabled()
-
-    return wants
-
-
 def _kind(one: Any) -> Any:
     if isinstance(one, Tensor):
         return tuple(one.shape), one.dtype, one.device, one.requires_grad, type(one)
@@ -324,27 +278,14 @@ def _kind(one: Any) -> Any:
 def _compare(
     recording: CallRecording, call: Callable[[], Any], before: float, tensors: Sequence[Tensor]
 ) -> None:
-    """Compare results, gradients and times with those of the module.
-
-    Args:
-        recording: of the module.
-        call: runs its plan.
-        before: seconds that the module took.
-        tensors: of which some need gradients.
-
-    Raises:
-        CaptureError: they differ, or the plan is slower.
-    """
+    """Refuse a plan whose results or gradients of tensors differ, or that needs more seconds than before."""
     start = time.thread_time()
     found = call()
     took = [before, time.thread_time() - start]
     pairs = list(zip(tensors_of(recording.result), tensors_of(found), strict=True))
     for one, two in pairs:
-        if (
-            one.shape != two.shape
-            or one.dtype != two.dtype
-            or not _close(two.detach(), one.detach(), RESULTS)
-        ):
+        alike = (one.shape, one.dtype) == (two.shape, two.dtype)
+        if not alike or not _close(two.detach(), one.detach(), RESULTS):
             raise CaptureError("its kernel gave other values")
         if one.requires_grad != two.requires_grad:
             raise CaptureError("its kernel's results need other gradients")
@@ -361,9 +302,8 @@ def _compare(
         if (one is None) != (two is None) or (one is not None and not _close(two, one, GRADIENTS)):
             raise CaptureError("its kernel gave other gradients")
     if took[1] > took[0]:
-        raise CaptureError(
-            f"its kernel is slower: {took[1] * 1e3:.1f} ms, and {took[0] * 1e3:.1f} ms without"
-        )
+        own, other = (f"{1e3 * one:.1f} ms" for one in took)
+        raise CaptureError(f"its kernel is slower: {other}, and {own} without")
 
 
 def _close(found: Tensor, wanted: Tensor, times: float) -> bool:

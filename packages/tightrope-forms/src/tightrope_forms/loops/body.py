@@ -36,14 +36,12 @@ def inputs_of(loop: Loop) -> LoopInputs:
     return found
 
 
-def specs_of(
-    loop: Loop, inputs: LoopInputs, recording: CallRecording, given: Callable[[Ref], Spec]
-) -> list[Spec]:
+def specs_of(inputs: LoopInputs, recording: CallRecording, given: Callable[[Ref], Tensor]) -> list[Spec]:
     """Say shape and dtype of all inputs of one iteration."""
 
     def spec(ref: Ref) -> Spec:
         if ref.call < 0:
-            return given(ref)
+            return tuple(given(ref).shape), given(ref).dtype
         shape, dtype, _ = recording.calls[ref.call].shapes[ref.item]
         return shape, dtype
 
@@ -54,11 +52,8 @@ def specs_of(
         axis = one.axis % len(shape)
         return shape[:axis] + shape[axis + 1 :], dtype
 
-    return [
-        *map(of_step, inputs.stepped),
-        *(spec(one.first) for one in inputs.states),
-        *map(spec, inputs.fixed),
-    ]
+    firsts = [one.first for one in inputs.states]
+    return [*map(of_step, inputs.stepped), *map(spec, firsts), *map(spec, inputs.fixed)]
 
 
 def body_of(loop: Loop, inputs: LoopInputs) -> Callable[..., tuple[Tensor, ...]]:

@@ -26,11 +26,20 @@ LONGEST_PERIOD: Final = 400
 _TAKES: Final = (Tensor.__getitem__, Tensor.select, torch.select)
 
 
+class _Same(NamedTuple):
+    value: Any
+
+
+class _Grows(NamedTuple):
+    start: int
+    by: int
+
+
 class Carried(NamedTuple):
-    """An operand from the iteration before: what it is there, and what it is before the first."""
+    """An operand from the iteration before."""
 
     value: Ref  # with the number of the call in its iteration
-    first: Ref
+    first: Ref  # what it is before the first iteration
 
 
 class Stepped(NamedTuple):
@@ -50,24 +59,14 @@ class Fixed(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop in a recording.
+    """A loop in a recording; leaves of its calls are `Ref`, `Carried`, `Stepped` or `Fixed`."""
 
-    Attributes:
-        start: its first call.
-        period: calls per iteration.
-        steps: iterations.
-        body: calls of an iteration; leaves are `Ref` with numbers inside the iteration, `Carried`, `Stepped`
-            or `Fixed`.
-        used: values that are needed outside, and in which iterations.
-        once: calls, by number in the recording, that are the same in all iterations.
-    """
-
-    start: int
-    period: int
-    steps: int
-    body: tuple[Call, ...]
-    used: dict[Ref, tuple[int, ...]]
-    once: tuple[int, ...]
+    start: int  # its first call
+    period: int  # calls per iteration
+    steps: int  # iterations
+    body: tuple[Call, ...]  # of an iteration; a `Ref` has the number inside of it
+    used: dict[Ref, tuple[int, ...]]  # values that are needed outside, and in which iterations
+    once: tuple[int, ...]  # calls, by number in the recording, that are the same in all iterations
 
     @property
     def end(self) -> int:
@@ -97,11 +96,9 @@ def _tokens(calls: Sequence[Call]) -> Any:
     found = []
     for call in calls:
         free = call.function in _TAKES
-        leaves = tuple(
-            "ref" if isinstance(one, Ref) else "int" if free and type(one) is int else repr(one)
-            for one in call.leaves
-        )
-        key = (call.function, leaves, str(call.tree), call.shapes)
+        leaves = ["ref" if isinstance(one, Ref) else "int" if free and type(one) is int else repr(one)
+                  for one in call.leaves]  # fmt: skip
+        key = (call.function, *leaves, str(call.tree), call.shapes)
         found.append(numbers.setdefault(key, len(numbers)))
     return np.asarray(found, dtype=np.int64)
 
@@ -125,13 +122,12 @@ def _loop(recording: CallRecording, first: int, period: int, length: int) -> Loo
     best: tuple[int, int, Loop] | None = None
     for start in range(first, min(first + period, first + length - SHORTEST * period + 1)):
         steps = (first + length - start) // period
-        found = _body(recording.calls, start, period, steps)
-        if found is None:
+        if (found := _body(recording.calls, start, period, steps)) is None:
             continue
         body, once = _without_fixed(found, start)
         carried = {leaf.value for call in body for leaf in call.leaves if isinstance(leaf, Carried)}
-        loop = Loop(start, period, steps, body, _used(recording, start, period, steps), once)
         if best is None or (-steps, len(carried)) < best[:2]:
+            loop = Loop(start, period, steps, body, _used(recording, start, period, steps), once)
             best = (-steps, len(carried), loop)
     return None if best is None or not best[1] else best[2]
 
@@ -143,48 +139,30 @@ def _body(calls: Sequence[Call], start: int, period: int, steps: int) -> tuple[C
         leaves = [_leaf([one.leaves[n] for one in every], start, period) for n in range(len(every[0].leaves))]
         if any(one is None for one in leaves):
             return None
-        steps_of = [n for n, one in enumerate(leaves) if isinstance(one, _Grows)]
-        if steps_of:
-            taken = _taken(every[0], leaves, steps_of)
+        if grows := [n for n, one in enumerate(leaves) if isinstance(one, _Grows)]:
+            taken = _taken(every[0], leaves, grows)
             if taken is None:
                 return None
             body.append(every[0]._replace(function=operator.pos, leaves=(taken,)))
         else:
-            body.append(
-                every[0]._replace(
-                    leaves=tuple(one.value if isinstance(one, _Same) else one for one in leaves)
-                )
-            )
+            kept = tuple(one.value if isinstance(one, _Same) else one for one in leaves)
+            body.append(every[0]._replace(leaves=kept))
     return tuple(body)
 
 
 def _without_fixed(body: Sequence[Call], start: int) -> tuple[tuple[Call, ...], tuple[int, ...]]:
     """Take calls out of the loop that are the same in all iterations."""
-    made: list[Call] = []
-    once: list[int] = []
+    made, once = list[Call](), list[int]()
     for at, call in enumerate(body):
-        leaves = tuple(
-            made[one.call].leaves[one.item] if isinstance(one, Ref) and one.call in once else one
-            for one in call.leaves
-        )
-        call = call._replace(leaves=leaves)
-        if call.function is not operator.pos and not any(
-            isinstance(one, Ref | Carried | Stepped) for one in leaves
-        ):
+        leaves = tuple(made[one.call].leaves[one.item] if isinstance(one, Ref) and one.call in once else one
+                       for one in call.leaves)  # fmt: skip
+        function, moves = call.function, any(isinstance(one, Ref | Carried | Stepped) for one in leaves)
+        if function is not operator.pos and not moves:
             once.append(at)
-            own = tuple(Fixed(Ref(start + at, item)) for item in range(len(call.shapes)))
-            call = call._replace(function=operator.pos, leaves=own)
-        made.append(call)
+            leaves = tuple(Fixed(Ref(start + at, item)) for item in range(len(call.shapes)))
+            function = operator.pos
+        made.append(call._replace(function=function, leaves=leaves))
     return tuple(made), tuple(start + at for at in once)
-
-
-class _Same(NamedTuple):
-    value: Any
-
-
-class _Grows(NamedTuple):
-    start: int
-    by: int
 
 
 def _leaf(every: list[Any], start: int, period: int) -> Any:
@@ -211,25 +189,22 @@ def _leaf(every: list[Any], start: int, period: int) -> Any:
 
 def _taken(call: Call, leaves: Sequence[Any], grows: Sequence[int]) -> Stepped | None:
     """Read ``x[:, t]`` or ``x.select(axis, t)`` as elements of a tensor along an axis."""
-    source = leaves[0]
+    source, grow = leaves[0], leaves[grows[0]]
     if not isinstance(source, Fixed) or call.function not in _TAKES or len(grows) != 1:
         return None
-    grow = leaves[grows[0]]
+    same = [one.value for one in leaves[1:] if isinstance(one, _Same)]
     if call.function is not Tensor.__getitem__:
-        axis = leaves[1]
-        at = axis.value if isinstance(axis, _Same) and type(axis.value) is int else None
-        return Stepped(source.ref, at, grow.start, grow.by) if at is not None and grows[0] == 2 else None
-    before = [one.value for one in leaves[1:] if isinstance(one, _Same)]
-    whole = [one for one in before if isinstance(one, slice) and one == slice(None)]
-    if len(whole) != len(leaves) - 2 or len(before) != len(whole):
-        return None
-    return Stepped(source.ref, grows[0] - 1, grow.start, grow.by)
+        axis = same[0] if grows[0] == 2 and same and type(same[0]) is int else None
+    else:
+        whole = all(isinstance(one, slice) and one == slice(None) for one in same)
+        axis = grows[0] - 1 if whole and len(same) == len(leaves) - 2 else None
+    return None if axis is None else Stepped(source.ref, axis, grow.start, grow.by)
 
 
 def _used(recording: CallRecording, start: int, period: int, steps: int) -> dict[Ref, tuple[int, ...]]:
     end = start + period * steps
     found: dict[Ref, set[int]] = {}
-    outside = [ref for call in recording.calls[end:] for _, ref in call.refs()]
+    outside = [ref for call in recording.calls[end:] for ref in call.refs()]
     outside += [one for one in recording.leaves if isinstance(one, Ref)]
     for ref in outside:
         if start <= ref.call < end:

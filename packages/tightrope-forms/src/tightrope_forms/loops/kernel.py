@@ -23,7 +23,7 @@ from tightrope.native.interface import INTEGER, POINTER, load
 from tightrope_forms.loops.body import LoopInputs, Spec, whole
 from tightrope_forms.loops.emit import LoopLayout, source
 from tightrope_forms.loops.find import Loop
-from tightrope_forms.loops.lower import LoweredLoop, lower
+from tightrope_forms.loops.lower import lower
 from tightrope_forms.loops.ops import ElementView, Product
 from tightrope_forms.loops.order import Ordered, ordered
 
@@ -36,52 +36,44 @@ class LoopKernels:
 
     Args:
         loop: as found.
-        lowered: its statements.
-
-    Attributes:
-        forward: order and cells of the forward.
-        backward: of the backward, or None where no gradient is wanted.
-        number: of it, for ops.
+        inputs: of an iteration.
+        specs: of these.
+        wanted: of which of them gradients are needed.
 
     Raises:
-        CaptureError: no legal order.
+        CaptureError: it has a part without a kernel, or no legal order.
         NativeError: it does not compile.
     """
 
-    def __init__(self, loop: Loop, lowered: LoweredLoop) -> None:
-        self.loop, self.lowered, self.steps = loop, lowered, loop.steps
-        self.dtype = lowered.specs[0][1]
-        self.lanes = 32 // self.dtype.itemsize
-        forward, num_stepped = lowered.forward, len(lowered.inputs.stepped)
-        for at, state in enumerate(lowered.inputs.states):
-            name = f"s{num_stepped + at}"
-            if name not in lowered.needed and not whole(loop, lowered.inputs, state.value):
-                forward.kept.discard(name)  # it shrinks
-        self.forward = ordered(forward, 1, self.lanes)
-        self.backward = (
-            ordered(lowered.backward, -1, self.lanes) if lowered.backward and lowered.backward.work else None
-        )
-        self.result = [name for name in forward.arrays if self._made(name)]
+    def __init__(self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequence[bool]) -> None:
+        if any(0 in shape for shape, _ in specs):
+            raise CaptureError("it has tensors without elements")
+        self.loop, self.inputs, self.steps = loop, inputs, loop.steps
+        self.lowered = lowered = lower(loop, inputs, specs, wanted)
+        self.num_stepped = len(inputs.stepped)
+        self.itemsize = specs[0][1].itemsize
+        lanes, forward = 32 // self.itemsize, lowered.forward
+        for at, state in enumerate(inputs.states, self.num_stepped):
+            if f"s{at}" not in lowered.needed and not whole(loop, inputs, state.value):
+                forward.kept.discard(f"s{at}")  # it shrinks
+        self.forward, self.backward = ordered(forward, 1, lanes), None
         directions = {"loop_forward": (self.forward, 1)}
-        if self.backward is not None:
+        if lowered.backward and lowered.backward.work:
+            self.backward = ordered(lowered.backward, -1, lanes)
             directions["loop_backward"] = (self.backward, -1)
-        text = source(directions, {4: "float", 8: "double"}[self.dtype.itemsize], self.lanes)
-        native = load(_written(text))
+        made = {one.target.array for one in (*forward.work, *forward.before)}
+        states = {name for name in self.forward.cells if name[0] == "s"}
+        behind = forward.kept.union(lowered.needed, states)
+        self.result = [name for name in forward.arrays if name in made & behind]
+        self.gradients = [n for n, one in enumerate(lowered.gradients) if one is not None]
+        native = load(_written(source(directions, {4: "float", 8: "double"}[self.itemsize], lanes)))
         self.calls = {}
         for name, (one, _) in directions.items():
             call = getattr(native, name)
             call.argtypes, call.restype = [POINTER] * 2, None
-            self.calls[name] = (call, LoopLayout(one, self.lanes))
+            self.calls[name] = (call, LoopLayout(one, lanes))
         self.number = len(_KERNELS)
         _KERNELS.append(self)
-
-    def _made(self, name: str) -> bool:
-        """Tell whether the forward makes an array that is looked at behind it."""
-        forward, states = self.lowered.forward, self.forward.cells
-        made = {one.target.array for one in (*forward.work, *forward.before)}
-        return name in made and (
-            name in forward.kept or name in self.lowered.needed or (name[0] == "s" and name in states)
-        )
 
     def size(self, name: str, one: Ordered) -> tuple[int, ...]:
         """Say the shape of an array over time, as it is kept."""
@@ -89,22 +81,21 @@ class LoopKernels:
         steps = cells[0] if cells and cells[0] else self.steps + (name[0] == "s" or name[:2] == "ds")
         return (steps, *one.lowered.arrays[name])
 
+    def shape(self, n: int) -> tuple[int, ...]:
+        """Say the shape of an input over all steps."""
+        return (*[self.steps] * (n < self.num_stepped), *self.lowered.specs[n][0])
+
     def removed(self) -> tuple[Bytes, Bytes]:
         """Say the bytes of all arrays over time that statements write, and of what is there of them."""
         full = there = 0
         for one in (self.forward, self.backward):
             if one is not None:
-                written = {work.target.array for work in (*one.lowered.work, *one.lowered.before)}
-                for name in written:
-                    shape, cells = one.lowered.arrays[name], one.cells.get(name, ())
-                    kept = (
-                        [cell or extent for cell, extent in zip(cells[1:], shape, strict=True)]
-                        if cells
-                        else shape
-                    )
-                    full += self.steps * prod(shape) * self.dtype.itemsize
-                    steps = min(cells[0] or self.steps, self.steps) if cells else self.steps
-                    there += steps * prod(kept) * self.dtype.itemsize
+                for name in {work.target.array for work in (*one.lowered.work, *one.lowered.before)}:
+                    shape = (self.steps, *one.lowered.arrays[name])
+                    cells = one.cells.get(name, (0,) * len(shape))
+                    kept = [cell or extent for cell, extent in zip(cells, shape, strict=True)]
+                    full += prod(shape) * self.itemsize
+                    there += min(kept[0], self.steps) * prod(kept[1:]) * self.itemsize
         return full, there
 
     def call(
@@ -125,10 +116,7 @@ class LoopKernels:
                 return torch.as_strided(whole_array, meta.shape, meta.stride(), start)
             size = prod(whole_array.shape[1:])
             return torch.as_strided(
-                whole_array,
-                (self.steps, *meta.shape),
-                (size, *meta.stride()),
-                start + view.step * size,
+                whole_array, (self.steps, *meta.shape), (size, *meta.stride()), start + view.step * size
             )
 
         return read
@@ -147,76 +135,49 @@ def _written(text: str) -> Path:
     return inside.path / name
 
 
-def compiled(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoopKernels:
-    """Lower, order, prove and compile a loop.
-
-    Raises:
-        CaptureError: it has a part without a kernel.
-        NativeError: it does not compile.
-    """
-    if any(0 in shape for shape, _ in specs):
-        raise CaptureError("it has tensors without elements")
-    return LoopKernels(loop, lower(loop, inputs, specs, wanted))
-
-
 def _named(kernels: LoopKernels, given: Sequence[Tensor]) -> dict[str, Tensor]:
-    inputs = kernels.lowered.inputs
-    ends = len(inputs.stepped), len(inputs.stepped) + len(inputs.states)
-    kinds = ["x" if n < ends[0] else "s" if n < ends[1] else "w" for n in range(len(given))]
+    inputs = kernels.inputs
+    kinds = "x" * len(inputs.stepped) + "s" * len(inputs.states) + "w" * len(inputs.fixed)
     return {f"{kind}{n}": one.contiguous() for n, (kind, one) in enumerate(zip(kinds, given, strict=True))}
 
 
 def _forward(number: int, given: Sequence[Tensor]) -> list[Tensor]:
     kernels = _KERNELS[number]
     one, arrays = kernels.forward, _named(kernels, given)
-    like = given[0]
-    for name in kernels.result + [
-        p.target.array for p in one.lowered.before if p.target.array not in kernels.result
-    ]:
-        made = like.new_empty(kernels.size(name, one))
+    for name in {*kernels.result, *(p.target.array for p in one.lowered.before)}:
+        made = given[0].new_empty(kernels.size(name, one))
         if name[0] == "s":
             made[0] = arrays[name]
         arrays[name] = made
-    scratch = like.new_empty(max(kernels.calls["loop_forward"][1].size, 1))
+    scratch = given[0].new_empty(max(kernels.calls["loop_forward"][1].size, 1))
     block = one.block if one.lowered.before else kernels.steps
     read = kernels.read(arrays, one.lowered.timed)
     for start in range(0, kernels.steps, block):
         end = min(start + block, kernels.steps)
         for product in one.lowered.before:
-            _before(product, read, arrays, one, (start, end))
+            name = product.target.array
+            _before(product, read, arrays[name], slice(start, end), shrunk=name in one.cells)
         kernels.call("loop_forward", arrays, scratch, (start, end), pack=not start)
     return [arrays[name] for name in kernels.result]
 
 
 def _before(
-    product: Product,
-    read: Callable[[ElementView], Tensor],
-    arrays: dict[str, Tensor],
-    one: Ordered,
-    span: tuple[int, int],
+    product: Product, read: Callable[[ElementView], Tensor], array: Tensor, span: slice, *, shrunk: bool
 ) -> None:
     """Run a product for a block of steps."""
-    start, end = span
-    columns = product.target.meta.shape[1]
-    name = product.target.array
-    where = arrays[name][: end - start] if name in one.cells else arrays[name][start:end]
-    left, out = read(product.left)[start:end].reshape(-1, product.left.meta.shape[1]), where.view(-1, columns)
-    if product.bias is None:
-        torch.mm(left, read(product.right), out=out)
-    elif product.bias.meta.stride(0) == 0:
-        torch.addmm(read(product.bias)[0], left, read(product.right), out=out)
-    else:
-        torch.mm(left, read(product.right), out=out)
-        where += read(product.bias)
+    where = array[: span.stop - span.start] if shrunk else array[span]
+    left, out, bias = read(product.left)[span].flatten(0, 1), where.flatten(0, 1), product.bias
+    if bias is not None and bias.meta.stride(0) == 0:
+        torch.addmm(read(bias)[0], left, read(product.right), out=out)
+        return
+    torch.mm(left, read(product.right), out=out)
+    if bias is not None:
+        where += read(bias)
 
 
 def _forward_sizes(number: int, given: Sequence[Tensor]) -> list[Tensor]:
     kernels = _KERNELS[number]
     return [given[0].new_empty(kernels.size(name, kernels.forward)) for name in kernels.result]
-
-
-def _gradient_names(kernels: LoopKernels) -> list[int]:
-    return [n for n, one in enumerate(kernels.lowered.gradients) if one is not None]
 
 
 def _backward(
@@ -236,13 +197,10 @@ def _backward(
         scratch = given[0].new_empty(max(kernels.calls["loop_backward"][1].size, 1))
         kernels.call("loop_backward", arrays, scratch, (0, kernels.steps), pack=True)
     read, found = kernels.read(arrays, timed), []
-    for n in _gradient_names(kernels):
+    for n in kernels.gradients:
         how = lowered.gradients[n]
         result = arrays[how][0].clone() if isinstance(how, str) else cast(Any, how)(read)
-        shape = lowered.specs[n][0]
-        found.append(
-            result.reshape((kernels.steps, *shape) if n < len(lowered.inputs.stepped) else shape).contiguous()
-        )
+        found.append(result.reshape(kernels.shape(n)).contiguous())
     return found
 
 
@@ -250,33 +208,23 @@ def _given_gradients(
     kernels: LoopKernels, one: Ordered, arrays: dict[str, Tensor], grads: Sequence[Tensor]
 ) -> None:
     """Put gradients of results where the loop reads them: of all steps, or behind the last."""
-    inputs, left = kernels.lowered.inputs, list(grads)
-    last: dict[Any, Tensor] = {}
+    inputs, left, last = kernels.inputs, iter(grads), dict[Any, Tensor]()
     for number, ref in enumerate(inputs.outputs):
         if ref in kernels.loop.used:
-            grad = left.pop(0)
             if whole(kernels.loop, inputs, ref):
-                arrays[f"dy{number}"] = grad.contiguous()
+                arrays[f"dy{number}"] = next(left).contiguous()
             else:
-                last[ref] = grad
-    for at, state in enumerate(inputs.states):
-        name = f"ds{len(inputs.stepped) + at}"
-        if name in one.lowered.arrays:
-            shape = kernels.size(name, one)
-            arrays[name] = made = (grads[0] if grads else next(iter(arrays.values()))).new_empty(shape)
-            start = made[kernels.steps % shape[0]] if name in one.cells else made[kernels.steps]
+                last[ref] = next(left)
+    for at, state in enumerate(inputs.states, kernels.num_stepped):
+        if (name := f"ds{at}") in one.lowered.arrays:
+            arrays[name] = made = next(iter(arrays.values())).new_empty(kernels.size(name, one))
+            start = made[kernels.steps % len(made)]  # of all steps, it is the last
             start.copy_(last.pop(state.value)) if state.value in last else start.zero_()
 
 
 def _backward_sizes(number: int, given: Sequence[Tensor], made: Any, grads: Any) -> list[Tensor]:
     kernels = _KERNELS[number]
-    num_stepped = len(kernels.lowered.inputs.stepped)
-    return [
-        given[n].new_empty(
-            (kernels.steps, *kernels.lowered.specs[n][0]) if n < num_stepped else kernels.lowered.specs[n][0]
-        )
-        for n in _gradient_names(kernels)
-    ]
+    return [given[n].new_empty(kernels.shape(n)) for n in kernels.gradients]
 
 
 def _define(schema: str, call: Any, fake: Any) -> Any:
@@ -288,11 +236,8 @@ def _define(schema: str, call: Any, fake: Any) -> Any:
 
 
 _FORWARD: Final = _define("loop(int number, Tensor[] given) -> Tensor[]", _forward, _forward_sizes)
-_BACKWARD: Final = _define(
-    "loop_backward(int number, Tensor[] given, Tensor[] made, Tensor[] grads) -> Tensor[]",
-    _backward,
-    _backward_sizes,
-)
+_TENSORS: Final = "Tensor[] given, Tensor[] made, Tensor[] grads"
+_BACKWARD: Final = _define(f"loop_backward(int number, {_TENSORS}) -> Tensor[]", _backward, _backward_sizes)
 
 
 class LoopFunction(torch.autograd.Function):
@@ -303,14 +248,10 @@ class LoopFunction(torch.autograd.Function):
         """Return the values that are needed outside: of all steps, or of the last."""
         made = _FORWARD(kernels.number, list(given))
         if any(ctx.needs_input_grad):
-            needed = [
-                one for name, one in zip(kernels.result, made, strict=True) if name in kernels.lowered.needed
-            ]
-            read = [
-                one if name in kernels.lowered.needed else one.new_empty(0)
-                for name, one in _named(kernels, given).items()
-            ]
-            ctx.save_for_backward(*read, *needed)
+            needed, named = kernels.lowered.needed, _named(kernels, given).items()
+            read = [one if name in needed else one.new_empty(0) for name, one in named]
+            pairs = zip(kernels.result, made, strict=True)
+            ctx.save_for_backward(*read, *(one for name, one in pairs if name in needed))
             ctx.kernels = kernels
         return results(kernels, made)
 
@@ -320,9 +261,8 @@ class LoopFunction(torch.autograd.Function):
         """Return gradients of the inputs."""
         kernels, count = ctx.kernels, len(ctx.kernels.lowered.specs)
         given, made = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        found = dict(
-            zip(_gradient_names(kernels), _BACKWARD(kernels.number, given, made, list(grads)), strict=True)
-        )
+        every = _BACKWARD(kernels.number, given, made, list(grads))
+        found = dict(zip(kernels.gradients, every, strict=True))
         return None, *(found.get(n) if ctx.needs_input_grad[n + 1] else None for n in range(count))
 
 
@@ -330,32 +270,18 @@ def results(kernels: LoopKernels, made: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Read what is needed outside from the arrays of a forward."""
     arrays = dict(zip(kernels.result, made, strict=True))
     read, found = kernels.read(arrays, kernels.lowered.forward.timed), []
-    for ref, view in zip(kernels.lowered.inputs.outputs, kernels.lowered.outputs, strict=True):
-        if ref not in kernels.loop.used:
-            continue
-        if whole(kernels.loop, kernels.lowered.inputs, ref):
-            found.append(read(view))
-        else:
+    for ref, view in zip(kernels.inputs.outputs, kernels.lowered.outputs, strict=True):
+        if ref in kernels.loop.used:
             array = arrays[view.array]
-            found.append(
-                array[
-                    kernels.steps % len(array) if view.array in kernels.forward.cells else kernels.steps
-                ].clone()
-            )
+            every = whole(kernels.loop, kernels.inputs, ref)
+            found.append(read(view) if every else array[kernels.steps % len(array)].clone())
     return tuple(found)
 
 
 class LoopReport(NamedTuple):
-    """What became of one loop.
-
-    Attributes:
-        steps: iterations.
-        calls: of one iteration, as Python made them.
-        bytes_full: of all arrays over time.
-        bytes_there: of what is left of them.
-    """
+    """What became of one loop."""
 
     steps: int
-    calls: int
-    bytes_full: Bytes
-    bytes_there: Bytes
+    calls: int  # of one iteration, as Python made them
+    bytes_full: Bytes  # of all arrays over time
+    bytes_there: Bytes  # of what is left of them

@@ -7,12 +7,12 @@ Guarantee   Whatever decides by values, writes in place, draws numbers, changes 
 Gaps        Python's own side effects, such as counters, are not seen.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
 
@@ -40,14 +40,9 @@ class Call(NamedTuple):
     tree: Any  # of (args, kwargs)
     shapes: tuple[Any, ...]  # of the tensors of its result
 
-    @property
-    def name(self) -> str:
-        """Name the function, as a user would write it."""
-        return str(resolve_name(self.function) or getattr(self.function, "__name__", repr(self.function)))
-
-    def refs(self) -> Iterable[tuple[int, Ref]]:
-        """List which leaves are references."""
-        return ((at, one) for at, one in enumerate(self.leaves) if isinstance(one, Ref))
+    def refs(self) -> list[Ref]:
+        """List the leaves that are references."""
+        return [one for one in self.leaves if isinstance(one, Ref)]
 
     def run(self, value: Callable[[Ref], Any]) -> list[Any]:
         """Call it again; return the tensors of its result."""
@@ -100,7 +95,8 @@ class _Recorder(TorchFunctionMode):
         elif not made and name not in _METADATA:
             self.said = f"{name} is called, whose result or effect is no tensor"
         elif made:
-            call = Call(func, tuple(self.leaf(one, name) for one in given), tree, tuple(map(_facts, made)))
+            facts = tuple((tuple(one.shape), one.dtype, one.device.type) for one in made)
+            call = Call(func, tuple(self.leaf(one, name) for one in given), tree, facts)
             self.held.append((result, made, given))  # so that no number stands for two tensors
             self.known |= {id(one): Ref(len(self.calls), at) for at, one in enumerate(made)}
             self.calls.append(call)
@@ -111,16 +107,8 @@ def _versions(given: Sequence[Any]) -> list[int]:
     return [one._version for one in given if isinstance(one, Tensor) and not one.is_inference()]
 
 
-def _facts(one: Tensor) -> tuple[Any, ...]:
-    return tuple(one.shape), one.dtype, one.device.type
-
-
 def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallRecording, str]:
-    """Run a module and record it.
-
-    Returns:
-        The recording with the module's result, and why it cannot be run again, or nothing.
-    """
+    """Run a module and record it; say why the recording cannot be run again, or nothing."""
     given = tensors_of((tuple(args), dict(kwargs)))
     known = {id(one): Ref(-2, 0, name) for name, one in named(module).items()}
     known |= {id(one): Ref(-1, at) for at, one in enumerate(given)}
@@ -130,11 +118,9 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         result = module(*args, **kwargs)
     leaves, tree = tree_flatten(result)
     found = CallRecording(recorder.calls, [recorder.leaf(one, "the result") for one in leaves], tree, result)
-    if not torch.equal(state, torch.get_rng_state()):
-        return found, "it draws random numbers"
-    if _own(module) != own:
-        return found, "it changes attributes of its own"
-    return found, recorder.said
+    random = "" if torch.equal(state, torch.get_rng_state()) else "it draws random numbers"
+    changed = "" if _own(module) == own else "it changes attributes of its own"
+    return found, random or changed or recorder.said
 
 
 def _own(module: nn.Module) -> list[Any]:
