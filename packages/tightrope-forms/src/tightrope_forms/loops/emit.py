@@ -11,7 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from tightrope_forms.loops.ops import ElementView, Lazy, Nest, Product, reads_of
+from tightrope.core.units import round_up
+from tightrope_forms.loops.ops import ElementView, Lazy, Nest, Product, touched
 from tightrope_forms.loops.order import Ordered, tile
 from tightrope_forms.values.loops import Formula
 
@@ -19,12 +20,7 @@ PRELUDE: Final = Path(__file__).with_name("lanes.h")
 
 
 class LoopLayout:
-    """Where arrays are: pointers that are given, and places in scratch memory.
-
-    Args:
-        one: a direction.
-        lanes: in a vector.
-    """
+    """Where arrays are: pointers that are given, and places in scratch memory."""
 
     def __init__(self, one: Ordered, lanes: int) -> None:
         self.one, self.lanes = one, lanes
@@ -33,23 +29,20 @@ class LoopLayout:
         self.registers = {n for n, cells in one.cells.items() if lowered.arrays[n] and cells[-1] == lanes}
         local = {name for name, cells in one.cells.items() if name[0] in "vpc" and cells[0] <= 1}
         local -= {product.target.array for product in lowered.before}
-        self.given = [name for name in lowered.arrays if name not in local and self._used(name)]
+        used = {view.array for statement in lowered.work for view in touched(statement)}
+        self.given = [name for name in lowered.arrays if name not in local and name in used]
         self.scratch: dict[str, int] = {}
         size = 0
         for name in sorted(local - self.registers):
-            self.scratch[name], size = size, size + _whole(self.elements[name])
+            self.scratch[name], size = size, size + round_up(self.elements[name], 16)
         self.packed: dict[int, int] = {}
         for number, group in enumerate(one.groups):
             if isinstance(group, Product):
                 rows, columns = group.target.meta.shape
                 panel, _ = tile(rows, columns, lanes)
                 self.packed[number] = size
-                size += _whole(group.left.meta.shape[1] * -(-columns // panel) * panel)
+                size += round_up(group.left.meta.shape[1] * round_up(columns, panel), 16)
         self.size = size
-
-    def _used(self, name: str) -> bool:
-        every = [view for one in self.one.lowered.work for view in (*reads_of(one), one.target)]
-        return any(view.array == name for view in every)
 
     def pointer(self, view: ElementView) -> str:
         """Write down where a view begins in the step that runs."""
@@ -63,18 +56,8 @@ class LoopLayout:
         return f"a_{view.array} + {step} * {self.elements[view.array]} + {offset}"
 
 
-def _whole(count: int) -> int:
-    return -(-count // 16) * 16
-
-
 def source(directions: dict[str, tuple[Ordered, int]], real: str, lanes: int) -> str:
-    """Write the functions of some directions.
-
-    Args:
-        directions: by name of the function: what it runs, and 1 for steps upwards, -1 for downwards.
-        real: ``float`` or ``double``.
-        lanes: in a vector.
-    """
+    """Write functions: by name, what one runs, and 1 for steps upwards, -1 for downwards."""
     parts = [f"using real = {real};\nconstexpr int W = {lanes};\n", PRELUDE.read_text("utf-8")]
     for name, (one, direction) in directions.items():
         parts.append(_function(name, LoopLayout(one, lanes), direction))

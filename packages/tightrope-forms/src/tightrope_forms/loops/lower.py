@@ -9,23 +9,20 @@ Gaps        Products of two things that change, and sums inside the loop, are re
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from tightrope.core import CaptureError
+from tightrope_forms.loops import ops
 from tightrope_forms.loops._torch import traced
 from tightrope_forms.loops.body import LoopInputs, Spec, body_of, whole
 from tightrope_forms.loops.find import Loop
 from tightrope_forms.loops.ops import (
-    CONSTANTS,
-    EXPENSIVE,
-    POINTWISE,
-    PRODUCTS,
-    SAME,
-    SPLITS,
-    VIEWS,
     ElementView,
     Lazy,
     LoweredWay,
@@ -34,7 +31,6 @@ from tightrope_forms.loops.ops import (
     aten,
     combined,
     looked,
-    names_in,
     seen,
 )
 from tightrope_forms.loops.record import Ref
@@ -48,7 +44,6 @@ Whole = Callable[[Callable[[ElementView], Tensor]], Tensor]
 class LoweredLoop(NamedTuple):
     """Both directions, and what is done around them."""
 
-    inputs: LoopInputs
     specs: list[Spec]  # of inputs: stepped, states, fixed
     forward: LoweredWay
     backward: LoweredWay | None
@@ -58,13 +53,7 @@ class LoweredLoop(NamedTuple):
 
 
 def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoweredLoop:
-    """Make statements of a loop.
-
-    Args:
-        loop: any.
-        inputs: of an iteration.
-        specs: of these.
-        wanted: of which of them gradients are needed.
+    """Make statements of a loop; arguments are those of `LoopKernels`.
 
     Raises:
         CaptureError: an op has no formula, or stands where it cannot.
@@ -78,27 +67,24 @@ def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequenc
         own, grads = args[: len(specs)], args[len(specs) :]
 
         def some(*chosen: Tensor) -> tuple[Tensor, ...]:
-            every = list(own)
-            for n, one in zip(given, chosen, strict=True):
-                every[n] = one
-            return body(*every)
+            places = dict(zip(given, chosen, strict=True))
+            return body(*(places.get(n, one) for n, one in enumerate(own)))
 
         if not given:
             return list(torch.func.vjp(body, *own)[0])  # without gradients too, so that nothing is in place
         made, back, *_ = torch.func.vjp(some, *(own[n] for n in given))
         return [*made, *back(tuple(grads))]
 
-    alone = traced(lambda *args: list(body(*args)), list(specs)).find_nodes(op="output")[0].args[0]
+    alone = traced(lambda *args: list(body(*args)), specs).find_nodes(op="output")[0].args[0]
     likes = [one.meta["val"] for one in alone]
     graph = traced(joint, [*specs, *((tuple(one.shape), one.dtype) for one in likes)])
     return _LoopLowering(loop, inputs, specs, graph, given).lowered()
 
 
 class _LoopLowering:
-    def __init__(
-        self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: Any, given: list[int]
-    ) -> None:
+    def __init__(self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: Any, given: list[int]):
         self.loop, self.inputs, self.specs, self.graph, self.given = loop, inputs, list(specs), graph, given
+        self.num_stepped, self.num_states = len(inputs.stepped), len(inputs.states)
         self.holders = [node for node in graph.nodes if node.op == "placeholder"]
         every = graph.find_nodes(op="output")[0].args[0]
         self.made, self.grads = every[: len(inputs.outputs)], every[len(inputs.outputs) :]
@@ -107,22 +93,19 @@ class _LoopLowering:
         self.directions = [LoweredWay({}, set(), [], [], set()) for _ in range(2)]
         self.needed: list[str] = []
         self.home: dict[FxNode, ElementView] = {}
+        self.states: dict[Ref, list[ElementView]] = {}  # where a value is a state of the next step
         self.crossing = {
             f"v_{node.name}" for node in graph.nodes
-            if node.target in POINTWISE and self.level[node] < 3
-            and names_in(POINTWISE[node.target](*range(len(node.args)))) & EXPENSIVE
+            if node.target in ops.POINTWISE and self.level[node] < 3
+            and ops.names_in(ops.POINTWISE[node.target](*range(len(node.args)))) & ops.EXPENSIVE
             and self._crosses(node)
         }  # fmt: skip
 
     def _levels(self) -> dict[FxNode, int]:
         """0 = the same in all iterations, 1 = of the elements of a step, 2 = of states, 3 = of gradients."""
-        num_stepped, num_states = len(self.inputs.stepped), len(self.inputs.states)
-        found: dict[FxNode, int] = {}
-        for number, node in enumerate(self.holders):
-            found[node] = (
-                1 if number < num_stepped else 2 if number < num_stepped + num_states
-                else 0 if number < len(self.specs) else 3
-            )  # fmt: skip
+        levels = [1] * self.num_stepped + [2] * self.num_states + [0] * len(self.inputs.fixed)
+        levels += [3] * (len(self.holders) - len(levels))
+        found: dict[FxNode, int] = dict(zip(self.holders, levels, strict=True))
         for node in self.graph.nodes:
             if node.op == "call_function":
                 found[node] = max((found[one] for one in node.all_input_nodes), default=0)
@@ -130,43 +113,33 @@ class _LoopLowering:
 
     def lowered(self) -> LoweredLoop:
         """Lower both directions."""
-        num_stepped = len(self.inputs.stepped)
         forward, backward = self.directions
-        for number, node in enumerate(self.holders[: len(self.specs)]):
-            state = number - num_stepped
-            kind = "x" if state < 0 else "s" if state < len(self.inputs.states) else "w"
-            name = f"{kind}{number}"
-            self._array(forward, name, self.specs[number][0], timed=kind != "w")
-            forward.kept.add(name)
-            self.values[node] = seen(ElementView(name, self._meta(self.specs[number][0])))
-        for number, carried in enumerate(self.inputs.states):
-            node, name = self.made[self.inputs.outputs.index(carried.value)], f"s{num_stepped + number}"
-            if node.target in POINTWISE:
-                self.home.setdefault(node, ElementView(name, self._meta(forward.arrays[name]), 1))
+        kinds = "x" * self.num_stepped + "s" * self.num_states + "w" * len(self.inputs.fixed)
+        for number, (kind, (shape, _)) in enumerate(zip(kinds, self.specs, strict=True)):
+            view = forward.array(f"{kind}{number}", shape, timed=kind != "w")
+            forward.kept.add(view.array)
+            self.values[self.holders[number]] = seen(view)
+            if kind == "s":
+                carried = self.inputs.states[number - self.num_stepped]
+                node = self.made[self.inputs.outputs.index(carried.value)]
+                self.states.setdefault(carried.value, []).append(view._replace(step=1))
+                if node.target in ops.POINTWISE:
+                    self.home.setdefault(node, view._replace(step=1))
         outputs = [self._output(self.made[n], ref) for n, ref in enumerate(self.inputs.outputs)]
         gradients: list[Whole | str | None] = [None] * len(self.specs)
         if self.given:
             self._seed_gradients()
-            for n, node in zip(self.given, self.grads, strict=True):
-                if 0 <= n - num_stepped < len(self.inputs.states):
-                    gradients[n] = self._state_gradient(n, node)
-            for n, node in zip(self.given, self.grads, strict=True):
-                if n < num_stepped:
-                    gradients[n] = self._over(node)
-                elif n >= num_stepped + len(self.inputs.states):
-                    gradients[n] = self._total(node)
-        return LoweredLoop(
-            self.inputs, self.specs, forward, backward if self.given else None,
-            outputs, self.needed, gradients,
-        )  # fmt: skip
-
-    def _meta(self, shape: Sequence[int]) -> Tensor:
-        return torch.empty(tuple(shape), device="meta")
-
-    def _array(self, where: LoweredWay, name: str, shape: Sequence[int], *, timed: bool = True) -> None:
-        where.arrays[name] = tuple(shape)
-        if timed:
-            where.timed.add(name)
+            pairs = list(zip(self.given, self.grads, strict=True))
+            for n, node in pairs:
+                if kinds[n] == "s":
+                    name = f"ds{n}"
+                    self._nest(backward, backward.array(name, self.specs[n][0]), self.value(node))
+                    gradients[n] = name
+            for n, node in pairs:
+                if kinds[n] != "s":
+                    gradients[n] = self._over(node) if kinds[n] == "x" else self._total(node)
+        way = backward if self.given else None
+        return LoweredLoop(self.specs, forward, way, outputs, self.needed, gradients)
 
     def _direction(self, node: FxNode) -> LoweredWay:
         return self.directions[self.level[node] == 3]
@@ -174,16 +147,14 @@ class _LoopLowering:
     def _output(self, node: FxNode, ref: Ref) -> ElementView:
         """Give an output an array over time; a state's is its own, one step later."""
         forward, value = self.directions[0], self.value(node)
-        targets = [
-            ElementView(f"s{len(self.inputs.stepped) + number}", self._meta(value.shape), 1)
-            for number, state in enumerate(self.inputs.states) if state.value == ref
-        ]  # fmt: skip
+        targets = self.states.get(ref, [])
         for target in targets:
             if value.view is None or not value.view.same(target):
                 self._nest(forward, target, value)
-        view = targets[0] if targets else self.stored(node)
-        if not targets:
-            forward.kept.add(view.array)
+        if targets:
+            return targets[0]
+        view = self.stored(node)
+        forward.kept.add(view.array)
         return view
 
     def _nest(self, where: LoweredWay, target: ElementView, value: Lazy) -> ElementView:
@@ -193,74 +164,52 @@ class _LoopLowering:
 
     def _seed_gradients(self) -> None:
         """Read the gradient of an output: what comes from outside, and from the step behind."""
-        backward, num_stepped = self.directions[1], len(self.inputs.stepped)
-        for number, ref in enumerate(self.inputs.outputs):
-            node, parts = self.holders[len(self.specs) + number], list[Lazy]()
-            shape = tuple(self.made[number].meta["val"].shape)
-            for at, state in enumerate(self.inputs.states):
-                if state.value == ref and num_stepped + at in self.given:
-                    name = f"ds{num_stepped + at}"
-                    self._array(backward, name, shape)
-                    parts.append(seen(ElementView(name, self._meta(shape), 1)))
-            if whole(self.loop, self.inputs, ref):
-                self._array(backward, f"dy{number}", shape)
-                backward.kept.add(f"dy{number}")
-                parts.append(seen(ElementView(f"dy{number}", self._meta(shape))))
-            value = Lazy(0.0, (), shape) if not parts else parts[0]
-            for one in parts[1:]:
-                value = combined(POINTWISE[aten.add.Tensor], (value, one), shape)
-            self.values[node] = value
-
-    def _state_gradient(self, number: int, node: FxNode) -> str:
-        name = f"ds{number}"
         backward = self.directions[1]
-        if name not in backward.arrays:
-            self._array(backward, name, self.specs[number][0])
-        self._nest(backward, ElementView(name, self._meta(self.specs[number][0])), self.value(node))
-        return name
+        for number, ref in enumerate(self.inputs.outputs):
+            shape = tuple(self.made[number].meta["val"].shape)
+            names = [f"d{one.array}" for one in self.states.get(ref, ()) if int(one.array[1:]) in self.given]
+            parts = [seen(backward.array(name, shape)._replace(step=1)) for name in names]
+            if whole(self.loop, self.inputs, ref):
+                backward.kept.add(f"dy{number}")
+                parts.append(seen(backward.array(f"dy{number}", shape)))
+            add, first = ops.POINTWISE[aten.add.Tensor], parts[0] if parts else Lazy(0.0, (), shape)
+            value = reduce(lambda one, two: combined(add, (one, two), two.shape), parts[1:], first)
+            self.values[self.holders[len(self.specs) + number]] = value
 
     def value(self, node: FxNode) -> Lazy:
         """Lower an op and all that it needs."""
         if node not in self.values:
-            target = node.target
-            if target in CONSTANTS:
-                self.values[node] = Lazy(CONSTANTS[target], (), tuple(node.meta["val"].shape))
-            elif target in VIEWS:
-                self.values[node] = self._viewed(node, lambda one: target(one, *node.args[1:], **node.kwargs))
-            elif target is operator.getitem and node.args[0].target in SPLITS:
-                parts = node.args[0]
-                self.values[node] = self._viewed(
-                    node, lambda one: self._split(parts, one)[node.args[1]], source=parts.args[0]
-                )
-            elif target in SAME:
-                self.values[node] = self._same(node)
-            elif self._is_sum_of_slices(node) and (slices := self._slices(node)) is not None:
-                self.values[node] = seen(slices)
-            elif target in POINTWISE:
-                self.values[node] = self._shared(node, self._pointwise(node))
-            elif target in PRODUCTS:
-                self.values[node] = seen(self._product(node))
-            elif target is aten.cat.default:
-                self.values[node] = seen(self._cat(node))
-            else:
-                raise CaptureError(
-                    f"{node.args[0].target if target is operator.getitem else target} has no formula here"
-                )
-        found: Lazy = self.values[node]
-        return found
+            self.values[node] = self._lowered(node)
+        return self.values[node]
 
-    def _split(self, parts: FxNode, one: Tensor) -> Any:
-        if parts.target is aten.split_with_sizes.default:
-            return torch.split(one, *parts.args[1:])
-        if parts.target is aten.unbind.int:
-            return torch.unbind(one, *parts.args[1:])
-        return torch.split(one, *parts.args[1:])
+    def _lowered(self, node: FxNode) -> Lazy:
+        target, args = node.target, node.args
+        if target in ops.CONSTANTS:
+            return Lazy(ops.CONSTANTS[target], (), tuple(node.meta["val"].shape))
+        if target in ops.VIEWS:
+            return self._viewed(node, args[0], lambda one: target(one, *args[1:], **node.kwargs))
+        if target is operator.getitem and args[0].target in ops.SPLITS:
+            (source, *how), split = args[0].args, ops.SPLITS[args[0].target]
+            return self._viewed(node, source, lambda one: split(one, *how)[args[1]])
+        if target in ops.SAME:
+            return self._same(node)
+        if (slices := self._slices(node)) is not None:
+            return seen(slices)
+        if target in ops.POINTWISE:
+            operands = [self.value(one) if isinstance(one, fx.Node) else one for one in args]
+            shape = tuple(node.meta["val"].shape)
+            return self._shared(node, combined(ops.POINTWISE[target], operands, shape, **node.kwargs))
+        if target in ops.PRODUCTS:
+            return seen(self._product(node))
+        if target is aten.cat.default:
+            values = list(map(self.value, args[0]))
+            axis = args[1] if len(args) > 1 else 0
+            starts = accumulate((one.shape[axis] for one in values), initial=0)
+            return seen(self._side_by_side(node, axis, list(zip(starts, values, strict=False))))
+        raise CaptureError(f"{args[0].target if target is operator.getitem else target} has no formula here")
 
-    def _viewed(self, node: FxNode, change: Callable[[Tensor], Tensor], source: Any = None) -> Lazy:
-        source = node.args[0] if source is None else source
-        found = looked(self.value(source), change)
-        if found is None:
-            found = looked(seen(self.stored(source)), change)
+    def _viewed(self, node: FxNode, source: FxNode, change: Callable[[Tensor], Tensor]) -> Lazy:
+        found = looked(self.value(source), change) or looked(seen(self.stored(source)), change)
         if found is None:
             raise CaptureError(f"{node.target} needs a copy here")
         return found
@@ -271,56 +220,32 @@ class _LoopLowering:
         view, where = value.view, self._direction(node)
         if view is None or view.array not in where.arrays or view.array[0] in "xws":
             return value
-        if view.meta.numel() == torch.Size(where.arrays[view.array]).numel():
-            return value
-        return seen(self._store(node, value))
-
-    def _pointwise(self, node: FxNode) -> Lazy:
-        shape = tuple(node.meta["val"].shape)
-        operands = [self.value(one) if isinstance(one, fx.Node) else one for one in node.args]
-        return combined(POINTWISE[node.target], operands, shape, **node.kwargs)
+        everything = view.meta.numel() == prod(where.arrays[view.array])
+        return value if everything else seen(self._store(node, value))
 
     def _shared(self, node: FxNode, value: Lazy) -> Lazy:
         """Store what is expensive, or read twice; the rest is computed where it is read."""
-        users = [one for one in node.users if one.op != "output"]
-        across = self.level[node] < 3 and self._crosses(node)
-        costly = bool(names_in(value.formula) & EXPENSIVE)
-        if (
-            across
-            and not costly
-            and all(one.array[0] in "sxw" or one.array in self.crossing for one in value.reads)
-        ):
-            return value  # the backward computes it again
-        if (
-            across
-            and node not in self.home
-            and value.reads
-            and all(one.array[0] == "s" for one in value.reads)
-        ):
-            return value  # such as tanh of the cell of an LSTM, whose states are kept anyway
-        if costly or len(users) > 1 or node in self.home:
-            return seen(self._store(node, value))
-        return value
+        costly, at_home = bool(ops.names_in(value.formula) & ops.EXPENSIVE), node in self.home
+        if self.level[node] < 3 and self._crosses(node):
+            arrays = {one.array for one in value.reads}
+            if not costly and all(name[0] in "sxw" or name in self.crossing for name in arrays):
+                return value  # the backward computes it again
+            if not at_home and {name[0] for name in arrays} == {"s"}:
+                return value  # such as tanh of the cell of an LSTM, whose states are kept anyway
+        often = sum(one.op != "output" for one in node.users) > 1
+        return seen(self._store(node, value)) if costly or often or at_home else value
 
     def _crosses(self, node: FxNode) -> bool:
         """Tell whether the backward reads a value."""
         return any(
-            self.level.get(one) == 3 or (one.target in VIEWS | SAME and self._crosses(one))
+            self.level.get(one) == 3 or (one.target in ops.VIEWS | ops.SAME and self._crosses(one))
             for one in node.users
         )
 
     def _store(self, node: FxNode, value: Lazy) -> ElementView:
-        where, name = self._direction(node), f"v_{node.name}"
-        if node in self.home:
-            return self._nest(where, self.home[node], value)
-        self._array(where, name, value.shape)
-        return self._nest(where, ElementView(name, self._meta(value.shape)), value)
-
-    def _copy(self, node: FxNode, view: ElementView) -> ElementView:
-        """Lay rows of a factor out one behind the other."""
-        where, name, shape = self._direction(node), f"v_{node.name}_rows", tuple(view.meta.shape)
-        self._array(where, name, shape)
-        return self._nest(where, ElementView(name, self._meta(shape)), seen(view))
+        where = self._direction(node)
+        target = self.home[node] if node in self.home else where.array(f"v_{node.name}", value.shape)
+        return self._nest(where, target, value)
 
     def stored(self, node: FxNode) -> ElementView:
         """Lower an op to elements of an array."""
@@ -335,107 +260,77 @@ class _LoopLowering:
         forward, backward = self.directions
         for one in reads:
             if where is backward and one.array not in backward.arrays:
-                self._array(backward, one.array, forward.arrays[one.array], timed=one.array in forward.timed)
+                backward.array(one.array, forward.arrays[one.array], timed=one.array in forward.timed)
                 backward.kept.add(one.array)
                 forward.kept.add(one.array)
                 if one.array not in self.needed:
                     self.needed.append(one.array)
 
     def _product(self, node: FxNode) -> ElementView:
-        bias_at, left_at, right_at = PRODUCTS[node.target]
+        bias_at, left_at, right_at = ops.PRODUCTS[node.target]
         if node.kwargs:
             raise CaptureError(f"{node.target} with factors has no formula here")
         left_node, right_node = node.args[left_at], node.args[right_at]
-        if self.level[left_node] == 0 and bias_at is None and self.level[right_node] > 0:
-            return self._transposed(node, left_node, right_node)
-        if self.level[right_node] > 0:
+        where = self._direction(node)
+        turned = self.level[left_node] == 0 and bias_at is None and self.level[right_node] > 0
+        if self.level[right_node] > 0 and not turned:
             raise CaptureError("a product of two values that change in the loop has no kernel here")
         left, right = self.stored(left_node), self.stored(right_node)
-        if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:
-            left = self._copy(node, left)
+        if turned:  # weights are on the right in the transpose
+            left, right = (one._replace(meta=one.meta.t()) for one in (right, left))
+        if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:  # rows are laid out one behind the other
+            left = self._nest(where, where.array(f"v_{node.name}_rows", left.meta.shape), seen(left))
         bias = None if bias_at is None else self.value(node.args[bias_at]).view
         if bias_at is not None and (bias is None or self.level[node.args[bias_at]] > 0):
             raise CaptureError("a product with a bias that changes has no kernel here")
-        return self._multiplied(
-            node, bias, left, right, free=self.level[left_node] == 1 and left.array[0] == "x"
-        )
-
-    def _multiplied(
-        self, node: FxNode, bias: ElementView | None, left: ElementView, right: ElementView, *, free: bool
-    ) -> ElementView:
-        shape, where, name = (
-            (left.meta.shape[0], right.meta.shape[1]),
-            self._direction(node),
-            f"p_{node.name}",
-        )
-        self._array(where, name, shape)
+        shape = (left.meta.shape[0], right.meta.shape[1])
+        target = where.array(f"p_{node.name}", shape)
         self._note(where, left, right)
         bias = None if bias is None else bias._replace(meta=bias.meta.expand(shape))
-        made = Product(ElementView(name, self._meta(shape)), bias, left, right)
-        (where.before if free else where.work).append(made)
-        return made.target
-
-    def _transposed(self, node: FxNode, left_node: FxNode, right_node: FxNode) -> ElementView:
-        """Multiply from the left: the transpose is a product with weights on the right."""
-        left, right = (
-            one._replace(meta=one.meta.t()) for one in (self.stored(right_node), self.stored(left_node))
-        )
-        if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:
-            left = self._copy(node, left)
-        made = self._multiplied(node, None, left, right, free=False)
-        return made._replace(meta=made.meta.t())
-
-    def _cat(self, node: FxNode) -> ElementView:
-        """Write parts side by side."""
-        axis, pieces, start = (node.args[1] if len(node.args) > 1 else 0), list[tuple[int, Lazy]](), 0
-        for value in map(self.value, node.args[0]):
-            pieces.append((start, value))
-            start += value.shape[axis]
-        return self._side_by_side(node, axis, pieces)
-
-    def _is_sum_of_slices(self, node: FxNode) -> bool:
-        if node.target is aten.add.Tensor:
-            return all(isinstance(one, fx.Node) and self._is_sum_of_slices(one) for one in node.args)
-        return node.target is aten.slice_backward.default
+        free = self.level[left_node] == 1 and left.array[0] == "x"
+        (where.before if free else where.work).append(Product(target, bias, left, right))
+        return target._replace(meta=target.meta.t()) if turned else target
 
     def _slices(self, node: FxNode) -> ElementView | None:
         """Write gradients of slices of one value side by side; None where the op is no sum of these."""
-        every, axes, pieces = [node], set(), list[tuple[int, Lazy]]()
+        every, found = [node], list[FxNode]()
         while every:
             one = every.pop()
             if one.target is aten.slice_backward.default and one.args[5] == 1:
-                axes.add(one.args[2])
-                pieces.append((one.args[3], self.value(one.args[0])))
-            elif one.target is aten.add.Tensor and not one.kwargs and one not in self.values:
-                every += [operand for operand in one.args if isinstance(operand, fx.Node)]
+                found.append(one)
+            elif one.target is not aten.add.Tensor or one.kwargs or one in self.values:
+                return None
+            elif all(isinstance(operand, fx.Node) for operand in one.args):
+                every += one.args
             else:
                 return None
+        axes = {one.args[2] for one in found}
         if len(axes) != 1:
             raise CaptureError("gradients of slices along two axes have no formula here")
-        return self._side_by_side(node, axes.pop(), sorted(pieces, key=lambda piece: piece[0]))
+        found.sort(key=lambda one: one.args[3])
+        return self._side_by_side(node, axes.pop(), [(one.args[3], self.value(one.args[0])) for one in found])
 
     def _side_by_side(self, node: FxNode, axis: int, pieces: Sequence[tuple[int, Lazy]]) -> ElementView:
-        where, name, shape = self._direction(node), f"c_{node.name}", tuple(node.meta["val"].shape)
-        whole, end = self._meta(shape), 0
-        self._array(where, name, shape)
+        where, shape, end = self._direction(node), tuple(node.meta["val"].shape), 0
+        every = where.array(f"c_{node.name}", shape)
 
-        def blank(until: int) -> None:
-            if until > end:
-                target = whole.narrow(axis, end, until - end)
-                self._nest(where, ElementView(name, target), Lazy(0.0, (), tuple(target.shape)))
+        def part(start: int, size: int) -> ElementView:
+            return every._replace(meta=every.meta.narrow(axis, start, size))
 
-        for start, value in pieces:
+        for start, value in [*pieces, (shape[axis], None)]:
             if start < end:
                 raise CaptureError("gradients of slices that overlap have no formula here")
-            blank(start)
-            end = start + value.shape[axis]
-            self._nest(where, ElementView(name, whole.narrow(axis, start, value.shape[axis])), value)
-        blank(shape[axis])
-        return ElementView(name, whole)
+            if start > end:
+                blank = part(end, start - end)
+                self._nest(where, blank, Lazy(0.0, (), tuple(blank.meta.shape)))
+            if value is not None:
+                self._nest(where, part(start, value.shape[axis]), value)
+                end = start + value.shape[axis]
+        return every
 
     def _over(self, node: FxNode) -> Whole:
         """Compute a gradient of every step after the loop, where it is a product; else inside."""
-        if node.target in VIEWS and node not in self.values and node.args[0].target in PRODUCTS:
+        if node.target in ops.VIEWS and node not in self.values and node.args[0].target in ops.PRODUCTS:
             inner, target, rest = self._over(node.args[0]), node.target, node.args[1:]
             return lambda read: torch.vmap(lambda one: target(one, *rest))(inner(read))
         if node not in self.values and node.target is aten.mm.default and self.level[node.args[1]] == 0:
@@ -450,7 +345,7 @@ class _LoopLowering:
         if node in self.values or node.op == "placeholder":
             inner = self._over(node)
             return lambda read: inner(read).sum(0)
-        if target in VIEWS and target is not aten.expand.default:
+        if target in ops.VIEWS and target is not aten.expand.default:
             inner = self._total(args[0])
             return lambda read: target(inner(read), *args[1:], **node.kwargs)
         if target is aten.add.Tensor and not node.kwargs and all(isinstance(one, fx.Node) for one in args):
@@ -460,10 +355,8 @@ class _LoopLowering:
             left, right = self._kept(args[0]), self._kept(args[1])
             return lambda read: _summed(read(left), read(right))
         if target is aten.sum.dim_IntList and self.level[args[0]] > 0:
-            view, axes, keep = self._kept(args[0]), args[1], len(args) > 2 and bool(args[2])
-            rank = len(view.meta.shape)
-            where = [0, *(axis % rank + 1 for axis in axes)]
-            return lambda read: _axes_summed(read(view), where, keep)
+            view = self._kept(args[0])
+            return lambda read: read(view).sum(0).sum(*args[1:])
         inner = self._over(node)
         return lambda read: inner(read).sum(0)
 
@@ -481,8 +374,3 @@ def _summed(left: Tensor, right: Tensor) -> Tensor:
     """Add products over all steps as one product."""
     steps, rows, inner = left.shape
     return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, -1)
-
-
-def _axes_summed(whole: Tensor, axes: list[int], keep: bool) -> Tensor:
-    found = whole.sum(axes, keepdim=keep)
-    return found.squeeze(0) if keep else found

@@ -58,34 +58,28 @@ VIEWS: Final = frozenset({
     aten.permute.default, aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.squeeze.dim,
     aten.squeeze.default, aten.squeeze.dims, aten.alias.default, aten.detach.default, aten.reshape.default,
 })  # fmt: skip
-SPLITS: Final = frozenset(
-    {aten.split.Tensor, aten.unsafe_split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
-)
+SPLITS: Final[dict[Any, Any]] = {
+    aten.split.Tensor: torch.split, aten.unsafe_split.Tensor: torch.split,
+    aten.split_with_sizes.default: torch.split, aten.unbind.int: torch.unbind,
+}  # fmt: skip
 SAME: Final = frozenset({aten.clone.default, aten.lift_fresh.default})
 PRODUCTS: Final = {aten.mm.default: (None, 0, 1), aten.addmm.default: (0, 1, 2)}
 """Where the bias and the two factors are among the operands."""
 
 
 class ElementView(NamedTuple):
-    """Elements of an array: ``meta`` has their shape, strides and offset in one step of it.
-
-    Attributes:
-        array: its name.
-        meta: a tensor without values, as if it were one step of the array.
-        step: which step is read, from the one that runs.
-    """
+    """Elements of an array: ``meta`` has their shape, strides and offset in one step of it."""
 
     array: str
-    meta: Tensor
-    step: int = 0
+    meta: Tensor  # without values, as if it were one step of the array
+    step: int = 0  # which step is read, from the one that runs
 
     def same(self, other: "ElementView") -> bool:
         """Tell whether two views are the same elements, in one order."""
-        looks = [
-            (one.array, one.step, one.meta.shape, one.meta.stride(), one.meta.storage_offset())
-            for one in (self, other)
-        ]
-        return looks[0] == looks[1]
+        one, two = (
+            (x.array, x.step, x.meta.shape, x.meta.stride(), x.meta.storage_offset()) for x in (self, other)
+        )
+        return one == two
 
 
 class Lazy(NamedTuple):
@@ -119,29 +113,23 @@ def looked(value: Lazy, change: Callable[[Tensor], Tensor]) -> Lazy | None:
 
 def combined(made: Made, operands: Sequence[Lazy | float], shape: tuple[int, ...], **named: Any) -> Lazy:
     """Write an op down as one formula of all that its operands read."""
-    reads: list[ElementView] = []
-    formulas = list[Formula]()
+    reads, formulas = list[ElementView](), list[Formula]()
+
+    def place(view: ElementView) -> int:
+        spread = view._replace(meta=view.meta.expand(shape))
+        known = next((k for k, other in enumerate(reads) if other.same(spread)), len(reads))
+        reads.extend([spread] if known == len(reads) else [])
+        return known
+
+    def renumbered(formula: Any, places: Sequence[int]) -> Formula:
+        if isinstance(formula, tuple):
+            return (formula[0], *(renumbered(one, places) for one in formula[1:]))  # type: ignore[arg-type]
+        return places[formula] if isinstance(formula, int) else formula
+
     for one in operands:
-        if not isinstance(one, Lazy):
-            formulas.append(float(one))
-            continue
-        places = {}
-        for number, view in enumerate(one.reads):
-            spread = view._replace(meta=view.meta.expand(shape))
-            known = next((k for k, other in enumerate(reads) if other.same(spread)), None)
-            if known is None:
-                known = len(reads)
-                reads.append(spread)
-            places[number] = known
-        formulas.append(renumbered(one.formula, places))
+        own = list(map(place, one.reads)) if isinstance(one, Lazy) else []
+        formulas.append(renumbered(one.formula, own) if isinstance(one, Lazy) else float(one))
     return Lazy(made(*formulas, **named), tuple(reads), shape)
-
-
-def renumbered(formula: Formula, places: dict[int, int]) -> Formula:
-    """Give reads of a formula other numbers."""
-    if isinstance(formula, tuple):
-        return (formula[0], *(renumbered(one, places) for one in formula[1:]))  # type: ignore[arg-type]
-    return places[formula] if isinstance(formula, int) else formula
 
 
 def names_in(formula: Formula) -> set[str]:
@@ -168,21 +156,20 @@ class Product(NamedTuple):
 
 
 class LoweredWay(NamedTuple):
-    """One direction of a loop.
+    """One direction of a loop."""
 
-    Attributes:
-        arrays: shapes, by name, of one step; those of ``timed`` have a dimension of time.
-        timed: names of arrays over time.
-        work: statements in order.
-        before: products that run before the loop, for many steps at once.
-        kept: arrays that something outside reads or writes.
-    """
+    arrays: dict[str, tuple[int, ...]]  # shapes of one step
+    timed: set[str]  # arrays over time
+    work: list[Nest | Product]  # statements in order
+    before: list[Product]  # they run before the loop, for many steps at once
+    kept: set[str]  # arrays that something outside reads or writes
 
-    arrays: dict[str, tuple[int, ...]]
-    timed: set[str]
-    work: list[Nest | Product]
-    before: list[Product]
-    kept: set[str]
+    def array(self, name: str, shape: Sequence[int], *, timed: bool = True) -> ElementView:
+        """Add an array; return all of its elements."""
+        self.arrays[name] = tuple(shape)
+        if timed:
+            self.timed.add(name)
+        return ElementView(name, torch.empty(tuple(shape), device="meta"))
 
 
 def reads_of(one: Nest | Product) -> list[ElementView]:
@@ -190,3 +177,8 @@ def reads_of(one: Nest | Product) -> list[ElementView]:
     if isinstance(one, Nest):
         return list(one.value.reads)
     return [view for view in (one.bias, one.left, one.right) if view is not None]
+
+
+def touched(one: Nest | Product) -> list[ElementView]:
+    """List what a statement reads, and what it writes."""
+    return [*reads_of(one), one.target]

@@ -13,13 +13,22 @@ Gaps        One order is tried. Tiles are those of the registers and not searche
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from tightrope.core import CaptureError
-from tightrope_forms.loops.ops import ElementView, LoweredWay, Nest, Product, reads_of
-from tightrope_forms.values.loops import Affine, LoopAccess, LoopArray, LoopProgram, LoopStatement, LoopTerm
+from tightrope_forms.loops.ops import ElementView, LoweredWay, Nest, Product, reads_of, touched
+from tightrope_forms.values.loops import (
+    Affine,
+    Formula,
+    LoopAccess,
+    LoopArray,
+    LoopProgram,
+    LoopStatement,
+    LoopTerm,
+)
 
 Group: TypeAlias = "list[Nest] | Product"
 _TILE: Final = 32_768
@@ -28,20 +37,13 @@ _ROWS: Final = 6  # of a product in registers
 
 
 class Ordered(NamedTuple):
-    """A direction of a loop with its order.
-
-    Attributes:
-        groups: what runs in one step, in order.
-        program: what was proved.
-        cells: by array, as in `LoopArray`.
-        block: steps for which products that left the loop run at once.
-    """
+    """A direction of a loop with its order."""
 
     lowered: LoweredWay
-    groups: list[Group]
-    program: LoopProgram
-    cells: dict[str, tuple[int, ...]]
-    block: int
+    groups: list[Group]  # what runs in one step, in order
+    program: LoopProgram  # what was proved
+    cells: dict[str, tuple[int, ...]]  # by array, as in `LoopArray`
+    block: int  # steps for which products that left the loop run at once
 
 
 def grouped(lowered: LoweredWay) -> list[Group]:
@@ -54,24 +56,18 @@ def grouped(lowered: LoweredWay) -> list[Group]:
     left, done, groups = list(range(len(work))), set[int](), list[Group]()
 
     def ready(number: int, group: Sequence[int] = ()) -> bool:
-        return all(
-            k in done or (k in group and any(view.same(work[k].target) for view in reads_of(work[number])))
-            for k in needs[number]
-        )
+        inside = [k for k in needs[number] if k not in done]
+        reads = reads_of(work[number])
+        return all(k in group and any(view.same(work[k].target) for view in reads) for k in inside)
 
     while left:
         first = min((n for n in left if ready(n)), key=lambda n: (isinstance(work[n], Nest), n))
         group, one = [first], work[first]
-        if isinstance(one, Nest):
-            for n in left:
-                other = work[n]
-                if (
-                    n not in group
-                    and isinstance(other, Nest)
-                    and other.value.shape == one.value.shape
-                    and ready(n, group)
-                ):
-                    group.append(n)
+        for n in left if isinstance(one, Nest) else ():
+            other = work[n]
+            alike = isinstance(other, Nest) and other.value.shape == one.value.shape
+            if alike and n != first and ready(n, group):
+                group.append(n)
         groups.append(one if isinstance(one, Product) else [work[n] for n in group])  # type: ignore[misc]
         done |= set(group)
         left = [n for n in left if n not in done]
@@ -79,17 +75,7 @@ def grouped(lowered: LoweredWay) -> list[Group]:
 
 
 def access_of(view: ElementView, lowered: LoweredWay, places: Sequence[int], rank: int) -> LoopAccess:
-    """Write a view down as affine expressions.
-
-    Args:
-        view: any.
-        lowered: which has the shape of its array.
-        places: the dimension of the statement, from 1, along which each dimension of the view runs.
-        rank: of the statement, time included.
-
-    Raises:
-        CaptureError: it crosses rows of its array.
-    """
+    """Write a view down as affine expressions; its dimensions run along these places of a statement."""
     shape = lowered.arrays[view.array]
     strides = [prod(shape[k + 1 :]) for k in range(len(shape))]
     rows = [[0] * (rank + 1) for _ in shape]
@@ -113,10 +99,6 @@ def _unit(rank: int, place: int, factor: int = 1) -> Affine:
     return tuple(factor if k == place + 1 else 0 for k in range(rank + 1))
 
 
-def _terms(rank: int, *terms: int | LoopTerm) -> tuple[LoopTerm, ...]:
-    return tuple(one if isinstance(one, LoopTerm) else LoopTerm((one, *[0] * rank)) for one in terms)
-
-
 class _StatementWriter:
     """Collects statements with their times."""
 
@@ -126,59 +108,52 @@ class _StatementWriter:
         self.places = {id(one): k for k, one in enumerate((*lowered.before, *lowered.work))}
 
     def head(self, rank: int, phase: int, group: int) -> list[int | LoopTerm]:
-        block = LoopTerm(_unit(rank, 0, self.direction), self.block)
-        if not self.lowered.before:
-            block = LoopTerm((0, *[0] * rank))
         time = LoopTerm(_unit(rank, 0, self.direction))
-        return [block, phase, group, time] if phase == 0 else [block, phase, time, group]
+        block = replace(time, divisor=self.block) if self.lowered.before else 0
+        return [block, phase, *((group, time) if phase == 0 else (time, group))]
 
     def nest(self, one: Nest, group: int, position: int) -> None:
         shape = one.value.shape
-        rank, places = len(shape) + 1, list(range(1, len(shape) + 1))
-        rows: list[int | LoopTerm] = [LoopTerm(_unit(rank, k)) for k in places[:-1]]
-        if len(rows) > 2:
+        rank, places = len(shape) + 1, range(1, len(shape) + 1)
+        if rank > 4:
             raise CaptureError(f"a result with {len(shape)} dimensions has no kernel here")
-        lane: list[int | LoopTerm] = [0, position, 0]
-        if shape:
-            last = _unit(rank, rank - 1)
-            lane = [LoopTerm(last, self.lanes), position, LoopTerm(last, 1, self.lanes)]
-        times = [*self.head(rank, 1, group), *rows, *[0] * (2 - len(rows)), *lane]
-        target = access_of(one.target, self.lowered, places, rank)
-        reads = tuple(access_of(view, self.lowered, places, rank) for view in one.value.reads)
-        self.add(
-            f"n{len(self.statements)}", shape, target, reads, one.value.formula, one, _terms(rank, *times)
-        )
+        rows, last = [LoopTerm(_unit(rank, k)) for k in places[:-1]], _unit(rank, rank - 1)
+        lane = (LoopTerm(last, self.lanes), position, LoopTerm(last, 1, self.lanes))
+        ends = lane if shape else (0, position, 0)
+        times = [*self.head(rank, 1, group), *rows, *[0] * (2 - len(rows)), *ends]
+        views = [(view, places) for view in (one.target, *one.value.reads)]
+        self.add("n", one, shape, views, one.value.formula, times)
 
     def product(self, one: Product, group: int, phase: int) -> None:
-        rows, columns = one.target.meta.shape
-        inner = one.left.meta.shape[1]
+        (rows, columns), inner = one.target.meta.shape, one.left.meta.shape[1]
         panel, block = tile(rows, columns, self.lanes)
-        for inside in (False, True):
-            rank, shape = (4, (rows, columns, inner)) if inside else (3, (rows, columns))
+        for kind in "zm":  # the bias or 0, then what is added to it
+            shape = (rows, columns, inner) if kind == "m" else (rows, columns)
+            rank = len(shape) + 1
             row, column = _unit(rank, 1), _unit(rank, 2)
-            k = LoopTerm((1, 0, 0, 0, 1)) if inside else 0
+            formula: Formula = 0.0
+            views: list[tuple[ElementView, Sequence[int]]] = [(one.target, (1, 2))]
+            if kind == "m":
+                views += [(one.target, (1, 2)), (one.left, (1, 3)), (one.right, (3, 2))]
+                formula = ("add", 0, ("mul", 1, 2))
+            elif one.bias is not None:
+                views, formula = [*views, (one.bias, (1, 2))], 0
             times = [
-                *self.head(rank, phase, group), LoopTerm(column, panel), LoopTerm(row, block), k,
+                *self.head(rank, phase, group), LoopTerm(column, panel), LoopTerm(row, block),
+                LoopTerm((1, 0, 0, 0, 1)) if kind == "m" else 0,
                 LoopTerm(row, 1, block), LoopTerm(column, 1, panel),
             ]  # fmt: skip
-            target = access_of(one.target, self.lowered, (1, 2), rank)
-            reads: tuple[LoopAccess, ...]
-            if inside:
-                left = access_of(one.left, self.lowered, (1, 3), rank)
-                reads = (target, left, access_of(one.right, self.lowered, (3, 2), rank))
-                formula: Any = ("add", 0, ("mul", 1, 2))
-            else:
-                reads = () if one.bias is None else (access_of(one.bias, self.lowered, (1, 2), rank),)
-                formula = 0.0 if one.bias is None else 0
-            name = f"{'m' if inside else 'z'}{len(self.statements)}"
-            self.add(name, shape, target, reads, formula, one, _terms(rank, *times))
+            self.add(kind, one, shape, views, formula, times)
 
     def add(
-        self, name: str, shape: tuple[int, ...], target: LoopAccess, reads: tuple[LoopAccess, ...],
-        formula: Any, one: Any, times: tuple[LoopTerm, ...],
+        self, kind: str, one: Nest | Product, shape: tuple[int, ...],
+        views: Iterable[tuple[ElementView, Sequence[int]]], formula: Formula, times: Sequence[int | LoopTerm],
     ) -> None:  # fmt: skip
-        place = 2 * self.places[id(one)] + (name[0] == "m")
-        self.statements.append(LoopStatement(name, shape, target, reads, formula, place, times))
+        rank = len(shape) + 1
+        target, *reads = (access_of(view, self.lowered, places, rank) for view, places in views)
+        when = tuple(term if isinstance(term, LoopTerm) else LoopTerm((term, *[0] * rank)) for term in times)
+        name, place = f"{kind}{len(self.statements)}", 2 * self.places[id(one)] + (kind == "m")
+        self.statements.append(LoopStatement(name, shape, target, tuple(reads), formula, place, when))
 
 
 def tile(rows: int, columns: int, lanes: int) -> tuple[int, int]:
@@ -194,7 +169,8 @@ def ordered(lowered: LoweredWay, direction: int, lanes: int) -> Ordered:
         CaptureError: isl finds that the order is not legal.
     """
     groups = grouped(lowered)
-    block = _block(lowered)
+    size = sum(prod(lowered.arrays[one.target.array]) for one in lowered.before)
+    block = 1 << max(4, min(9, (_TILE // size).bit_length() - 1)) if size else 1  # stays in a cache
     writer = _StatementWriter(lowered, direction, lanes, block)
     for number, product in enumerate(lowered.before):
         writer.product(product, number, 0)
@@ -204,42 +180,24 @@ def ordered(lowered: LoweredWay, direction: int, lanes: int) -> Ordered:
         else:
             for position, one in enumerate(group):
                 writer.nest(one, number, position)
-    width = len(writer.statements[0].when)
-    bare = LoopProgram(
-        direction,
-        tuple(
-            LoopArray(name, shape, name in lowered.timed, (), name in lowered.kept)
-            for name, shape in lowered.arrays.items()
-        ),
-        tuple(writer.statements), (width - 1,),
-    )  # fmt: skip
-    proof = OrderProof(bare)
+    arrays = [
+        LoopArray(name, shape, name in lowered.timed, (), name in lowered.kept)
+        for name, shape in lowered.arrays.items()
+    ]
+    last = len(writer.statements[0].when) - 1
+    bare = LoopProgram(direction, tuple(arrays), tuple(writer.statements), (last,))
+    proof, cells = OrderProof(bare), dict[str, tuple[int, ...]]()
     proof.check()
-    cells = {}
     for name in lowered.timed - lowered.kept:
         for option in _options(name, lowered, groups, (lanes, block)):
             if proof.fits(name, option):
                 cells[name] = option
                 break
-    arrays = tuple(
-        LoopArray(
-            one.name,
-            one.shape,
-            one.over_time,
-            cells.get(one.name, ()),
-            one.name not in cells and one.over_time,
-        )
-        for one in bare.arrays
+    shrunk = tuple(
+        replace(one, cells=cells.get(one.name, ()), outside=one.name not in cells and one.over_time)
+        for one in arrays
     )
-    return Ordered(
-        lowered, groups, LoopProgram(direction, arrays, bare.statements, bare.parallel), cells, block
-    )
-
-
-def _block(lowered: LoweredWay) -> int:
-    """Choose a power of 2 of steps whose products stay in a cache."""
-    size = sum(prod(lowered.arrays[one.target.array]) for one in lowered.before)
-    return 1 << max(4, min(9, (_TILE // size).bit_length() - 1)) if size else 1
+    return Ordered(lowered, groups, replace(bare, arrays=shrunk), cells, block)
 
 
 def _options(
@@ -249,69 +207,47 @@ def _options(
     rank, (lanes, block) = len(lowered.arrays[name]), sizes
     if any(one.target.array == name for one in lowered.before):
         return [(block, *[0] * rank)]
-    using = [
-        g for g in groups if any(name in names for names in map(_names, [g] if isinstance(g, Product) else g))
+    uses = [
+        (number, isinstance(group, list), view.step)
+        for number, group in enumerate(groups)
+        for one in (group if isinstance(group, list) else [group])
+        for view in touched(one)
+        if view.array == name
     ]
-    steps = {view.step for one in lowered.work for view in (*reads_of(one), one.target) if view.array == name}
-    if len(using) == 1 and isinstance(using[0], list) and rank and len(steps) == 1:
-        return [(1, *[1] * (rank - 1), lanes), (1, *[0] * rank), (2, *[0] * rank)]
-    return [(1, *[0] * rank), (2, *[0] * rank)]
-
-
-def _names(one: Nest | Product) -> set[str]:
-    return {view.array for view in (*reads_of(one), one.target)}
+    in_one_nest = len(set(uses)) == 1 and uses[0][1] and rank
+    return [*[(1, *[1] * (rank - 1), lanes)] * bool(in_one_nest), (1, *[0] * rank), (2, *[0] * rank)]
 
 
 class OrderProof:
-    """Sets and maps of a program, as isl has them.
-
-    Args:
-        program: of which cells are not looked at.
-    """
+    """Sets and maps of a program, as isl has them; its cells are not looked at."""
 
     def __init__(self, program: LoopProgram) -> None:
         import islpy
 
         self.isl, self.program = islpy, program
-        self.writes = self._map((one, one.target) for one in program.statements)
-        self.reads = self._map((one, read) for one in program.statements for read in one.reads)
-        self.new = self._union(
-            f"{_tuple(one)} -> [{', '.join(map(_term, one.when))}]" for one in program.statements
-        )
-        deepest = max(len(one.extents) for one in program.statements)
-        before = []
-        for one in program.statements:
-            dims = [f"i{k}" if k < len(one.extents) else "0" for k in range(deepest)]
-            before.append(
-                f"{_tuple(one)} -> [{', '.join([f'{program.direction}*t', str(one.place), *dims])}]"
-            )
-        written = self._union(before)
-        domain = self._union(f"{_tuple(one)} : {_box(one)}" for one in program.statements)
-        domain = domain if isinstance(domain, islpy.UnionSet) else islpy.UnionSet(domain)
-        self.writes, self.reads, self.new, written = (
-            one.intersect_domain(domain) for one in (self.writes, self.reads, self.new, written)
-        )
+        every = program.statements
+        deepest, boxes = max(len(one.extents) for one in every), list[str]()
+        for one in every:
+            limits = [f"0 <= i{k} < {extent}" for k, extent in enumerate(one.extents)]
+            boxes.append(f"{_tuple(one)} : {' and '.join(['0 <= t < T', *limits])}")
+        domain = islpy.UnionSet(f"[T] -> {{ {'; '.join(boxes)} }}")
+
+        def relation(pairs: Iterable[tuple[LoopStatement, str, Iterable[str]]]) -> Any:
+            parts = [f"{_tuple(one)} -> {name}[{', '.join(index)}]" for one, name, index in pairs]
+            return islpy.UnionMap(f"[T] -> {{ {'; '.join(parts)} }}").intersect_domain(domain)
+
+        def dims(one: LoopStatement) -> list[str]:
+            return [f"i{k}" if k < len(one.extents) else "0" for k in range(deepest)]
+
+        self.writes = relation((one, one.target.array, map(_affine, one.target.index)) for one in every)
+        self.reads = relation((one, x.array, map(_affine, x.index)) for one in every for x in one.reads)
+        self.new = relation((one, "", map(_term, one.when)) for one in every)
+        written = relation((x, "", [f"{program.direction}*t", str(x.place), *dims(x)]) for x in every)
         self.earlier = written.lex_lt_union_map(written)
         read_back, write_back = self.reads.reverse(), self.writes.reverse()
         self.flow = self.writes.apply_range(read_back).intersect(self.earlier)
         others = self.writes.apply_range(write_back).union(self.reads.apply_range(write_back))
         self.needs = self.flow.union(others.intersect(self.earlier))
-
-    def _union(self, parts: Iterable[str]) -> Any:
-        text = f"[T] -> {{ {'; '.join(parts)} }}"
-        return self.isl.UnionMap(text) if "->" in text[6:] else self.isl.UnionSet(text)
-
-    def _map(self, pairs: Iterable[tuple[LoopStatement, LoopAccess]]) -> Any:
-        return self._union(
-            f"{_tuple(one)} -> {access.array}[{', '.join(_affine(x) for x in access.index)}]"
-            for one, access in pairs
-        )
-
-    def _times(self, pairs: Any) -> Any:
-        return pairs.apply_domain(self.new).apply_range(self.new)
-
-    def _width(self) -> int:
-        return len(self.program.statements[0].when)
 
     def check(self) -> None:
         """Refuse an order that reverses a dependence, and a place that is parallel and carries one.
@@ -319,22 +255,20 @@ class OrderProof:
         Raises:
             CaptureError: says which.
         """
-        times, names = (
-            self._times(self.needs),
-            [[f"{side}{k}" for k in range(self._width())] for side in "ab"],
-        )
-        a, b = (f"[{', '.join(side)}]" for side in names)
-        back = " or ".join(
-            " and ".join([*(f"a{k} = b{k}" for k in range(at)), f"a{at} > b{at}"])
-            for at in range(self._width())
-        )
-        same = " and ".join(f"a{k} = b{k}" for k in range(self._width()))
-        wrong = self.isl.UnionMap(f"{{ {a} -> {b} : {back} or ({same}) }}")
-        if not times.intersect(wrong).is_empty():
+        times = self.needs.apply_domain(self.new).apply_range(self.new)
+        width = range(len(self.program.statements[0].when))
+        a, b = (f"[{', '.join(f'{side}{k}' for k in width)}]" for side in "ab")
+
+        def some(condition: str) -> bool:
+            return not times.intersect(self.isl.UnionMap(f"{{ {a} -> {b} : {condition} }}")).is_empty()
+
+        def alike(until: int, *last: str) -> str:
+            return " and ".join([*(f"a{k} = b{k}" for k in range(until)), *last])
+
+        if some(" or ".join([*(alike(at, f"a{at} > b{at}") for at in width), alike(len(width))])):
             raise CaptureError("isl finds a dependence that the order reverses")
         for at in self.program.parallel:
-            prefix = " and ".join([*(f"a{k} = b{k}" for k in range(at)), f"a{at} != b{at}"])
-            if not times.intersect(self.isl.UnionMap(f"{{ {a} -> {b} : {prefix} }}")).is_empty():
+            if some(alike(at, f"a{at} != b{at}")):
                 raise CaptureError(f"isl finds a dependence along place {at}, which is said to be parallel")
 
     def fits(self, name: str, cells: Sequence[int]) -> bool:
@@ -364,11 +298,6 @@ class OrderProof:
 
 def _tuple(one: LoopStatement) -> str:
     return f"{one.name}[{', '.join(['t', *(f'i{k}' for k in range(len(one.extents)))])}]"
-
-
-def _box(one: LoopStatement) -> str:
-    limits = chain(["0 <= t < T"], (f"0 <= i{k} < {extent}" for k, extent in enumerate(one.extents)))
-    return " and ".join(limits)
 
 
 def _affine(one: Affine) -> str:
