@@ -50,8 +50,8 @@ def test_docstring_examples_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for example in doctest.DocTestFinder(exclude_empty=True).find(module):
-        # a module of its own: torch looks up by name the module in which a traced global lives
-        place = ModuleType("docstring_example")
+        # a module of its own: torch looks up by name the module in which a traced global lives, and keeps it
+        place = ModuleType("docstring_example_" + example.name.replace(".", "_"))
         monkeypatch.setitem(sys.modules, place.__name__, place)
         place.__dict__.update(example.globs, __name__=place.__name__)
         example.globs = place.__dict__
