@@ -12,7 +12,7 @@ Gaps        Python's own side effects happen in the first call alone. A gradient
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ RESULTS: Final = 1
 GRADIENTS: Final = 16
 """Times the tolerance of `tightrope.fuse.tolerance`; gradients go through all steps twice."""
 _MOST_KINDS: Final = 32
-Values: TypeAlias = dict[tuple[int, int], Tensor]
 
 
 class _Stacked(NamedTuple):
@@ -49,7 +48,7 @@ class LoopPlan(NamedTuple):
 
     recording: CallRecording  # of the first
     steps: list[int | LoopKernels | _Stacked]  # calls by number, loops, and values put together
-    free: list[list[tuple[int, int]]]  # per step, values that nothing needs behind it
+    free: list[list[Ref]]  # per step, values that nothing needs behind it
     loops: list[LoopKernels]
     said: list[str]  # why other loops stay as they were
 
@@ -115,29 +114,26 @@ def _reads(step: "int | LoopKernels | _Stacked", recording: CallRecording) -> li
     return [*refs, *(one.first for one in step.inputs.states), *step.inputs.fixed]
 
 
-def _freed(recording: CallRecording, steps: Sequence[Any]) -> list[list[tuple[int, int]]]:
+def _freed(recording: CallRecording, steps: Sequence[Any]) -> list[list[Ref]]:
     """Say after which step which values are needed no more."""
-    last: dict[tuple[int, int], int] = {}
-    for at, step in enumerate(steps):
-        last |= {(ref.call, ref.item): at for ref in _reads(step, recording) if ref.call >= 0}
-    kept = {(ref.call, ref.item) for ref in recording.leaves if isinstance(ref, Ref)}
-    free: list[list[tuple[int, int]]] = [[] for _ in steps]
-    for key, at in last.items():
-        if key not in kept:
-            free[at].append(key)
+    last = {ref: at for at, step in enumerate(steps) for ref in _reads(step, recording)}
+    kept = {one for one in recording.leaves if isinstance(one, Ref)}
+    free: list[list[Ref]] = [[] for _ in steps]
+    for ref, at in last.items():
+        free[at] += [ref] if ref not in kept else []
     return free
 
 
 def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> Any:
     """Run a plan on the tensors of its arguments and of its module."""
-    values: Values = {}
+    values: dict[Ref, Tensor] = {}
     arrays: dict[LoopKernels, dict[Ref, Tensor]] = {}
 
     def value(ref: Ref) -> Tensor:
         if ref.call < 0:
             return args[ref.item] if ref.call == -1 else held[ref.name]
-        if (ref.call, ref.item) in values:
-            return values[ref.call, ref.item]
+        if ref in values:
+            return values[ref]
         one = next(one for one in plan.loops if one.loop.start <= ref.call < one.loop.end)
         step, at = divmod(ref.call - one.loop.start, one.loop.period)
         array = arrays[one][ref._replace(call=at)]
@@ -145,15 +141,17 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
 
     for step, free in zip(plan.steps, plan.free, strict=True):
         if isinstance(step, int):
-            for item, made in enumerate(plan.recording.calls[step].run(value)):
-                values[step, item] = made
+            made = plan.recording.calls[step].run(value)
+            values |= {Ref(step, item): one for item, one in enumerate(made)}
         elif isinstance(step, _Stacked):
             array = arrays[step.kernels][step.ref]
             array = array.flip(0) if step.backwards else array
             place = step.axis % (array.dim() - (not step.stacks))
             array = array.movedim(0, place)
             array = array if step.stacks else array.flatten(place, place + 1)
-            values[step.number, 0] = array.clone(memory_format=torch.contiguous_format)  # may be written to
+            values[Ref(step.number, 0)] = array.clone(
+                memory_format=torch.contiguous_format
+            )  # may be written to
         else:
             given = [_stepped(one, value, step.steps) for one in step.inputs.stepped]
             given += [value(ref) for ref in (*(one.first for one in step.inputs.states), *step.inputs.fixed)]
@@ -216,25 +214,25 @@ class LoopedModule(nn.Module):
         return self.module(*args, **kwargs) if plan is None else run(plan, given, held)
 
     def _refusal(self, tensors: Sequence[Tensor]) -> str:
-        if find_spec("islpy") is None:
-            return "islpy is missing. pip install 'tightrope-forms[loops]'"
-        if torch.is_autocast_enabled("cpu"):
-            return "autocast is on"
-        if hooks(self.module):
-            return "it has hooks"
-        if any(one.device.type != "cpu" for one in tensors):
-            return "it has tensors that are not on the CPU"
-        return ""
+        reasons = (
+            (find_spec("islpy") is None, "islpy is missing. pip install 'tightrope-forms[loops]'"),
+            (torch.is_autocast_enabled("cpu"), "autocast is on"),
+            (hooks(self.module), "it has hooks"),
+            (any(one.device.type != "cpu" for one in tensors), "it has tensors that are not on the CPU"),
+        )
+        return next((why for found, why in reasons if found), "")
 
     def loops(self) -> list[LoopReport]:
         """Say what became of the loops of all kinds of calls."""
-        every = [one for plan in self._plans.values() if plan is not None for one in plan.loops]
-        return [LoopReport(one.steps, one.loop.period, *one.removed()) for one in every]
+        return [LoopReport(one.steps, one.loop.period, *one.removed()) for one in self._kernels()]
 
     def programs(self) -> list[Any]:
         """List the certificates of all kernels, for `tightrope_forms.judge.loops`."""
-        kernels = [one for plan in self._plans.values() if plan is not None for one in plan.loops]
-        return [one.program for k in kernels for one in (k.forward, k.backward) if one is not None]
+        every = [one for kernels in self._kernels() for one in (kernels.forward, kernels.backward)]
+        return [one.program for one in every if one is not None]
+
+    def _kernels(self) -> list[LoopKernels]:
+        return [one for plan in self._plans.values() if plan is not None for one in plan.loops]
 
     def _say(self, why: str) -> None:
         if why not in self.said:

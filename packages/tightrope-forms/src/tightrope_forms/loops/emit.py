@@ -79,15 +79,13 @@ def _function(name: str, layout: LoopLayout, direction: int) -> str:
                 f"        pack<{panel}>(a_{right.array} + {right.meta.storage_offset()}, {inner}, {columns}, "
                 f"{right.meta.stride(0)}, {right.meta.stride(1)}, scratch + {layout.packed[number]});"
             )
-    lines.append("    }")
-    loop = (
-        "i64 t = steps[0]; t < steps[1]; ++t" if direction > 0 else "i64 t = steps[1] - 1; t >= steps[0]; --t"
-    )
-    lines.append(f"    for ({loop}) {{")
+    up, down = "t = steps[0]; t < steps[1]; ++t", "t = steps[1] - 1; t >= steps[0]; --t"
+    lines += ["    }", f"    for (i64 {up if direction > 0 else down}) {{"]
     for number, group in enumerate(layout.one.groups):
-        lines += (
-            _product(layout, group, number) if isinstance(group, Product) else _Loops(layout, group).lines()
-        )
+        if isinstance(group, Product):
+            lines += _product(layout, group, number)
+        else:
+            lines += _Loops(layout, group).lines()
     return "\n".join([*lines, "    }", "}", ""])
 
 
@@ -122,8 +120,8 @@ class _Loops:
             if one.target.array not in self.layout.registers:
                 self.body.append(f"store<N>({self._address(one.target)}, {result});")
         columns = self.shape[-1] if self.shape else 1
-        head = [f"for (i64 i{k} = 0; i{k} < {extent}; ++i{k})" for k, extent in enumerate(self.shape[:-1])]
-        lead = "".join(f"{one} " for one in head)
+        shape = enumerate(self.shape[:-1])
+        lead = "".join(f"for (i64 i{k} = 0; i{k} < {extent}; ++i{k}) " for k, extent in shape)
         return [
             f"        {lead}{{ auto body = [&]<int N>(std::integral_constant<int, N>, const i64 j) {{",
             *(f"            {line}" for line in self.body),

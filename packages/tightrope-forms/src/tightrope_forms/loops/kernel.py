@@ -77,9 +77,8 @@ class LoopKernels:
 
     def size(self, name: str, one: Ordered) -> tuple[int, ...]:
         """Say the shape of an array over time, as it is kept."""
-        cells = one.cells.get(name, ())
-        steps = cells[0] if cells and cells[0] else self.steps + (name[0] == "s" or name[:2] == "ds")
-        return (steps, *one.lowered.arrays[name])
+        all_steps = self.steps + name.startswith(("s", "ds"))
+        return (one.cells.get(name, (0,))[0] or all_steps, *one.lowered.arrays[name])
 
     def shape(self, n: int) -> tuple[int, ...]:
         """Say the shape of an input over all steps."""
@@ -114,10 +113,9 @@ class LoopKernels:
             start = whole_array.storage_offset() + meta.storage_offset()
             if view.array not in timed:
                 return torch.as_strided(whole_array, meta.shape, meta.stride(), start)
-            size = prod(whole_array.shape[1:])
-            return torch.as_strided(
-                whole_array, (self.steps, *meta.shape), (size, *meta.stride()), start + view.step * size
-            )
+            each = prod(whole_array.shape[1:])
+            sizes, strides = (self.steps, *meta.shape), (each, *meta.stride())
+            return torch.as_strided(whole_array, sizes, strides, start + view.step * each)
 
         return read
 

@@ -83,13 +83,19 @@ def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequenc
 
 class _LoopLowering:
     def __init__(self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: Any, given: list[int]):
-        self.loop, self.inputs, self.specs, self.graph, self.given = loop, inputs, list(specs), graph, given
+        self.loop, self.inputs, self.specs, self.given = loop, inputs, list(specs), given
         self.num_stepped, self.num_states = len(inputs.stepped), len(inputs.states)
         self.holders = [node for node in graph.nodes if node.op == "placeholder"]
         every = graph.find_nodes(op="output")[0].args[0]
         self.made, self.grads = every[: len(inputs.outputs)], every[len(inputs.outputs) :]
-        self.level = self._levels()
-        self.values: dict[FxNode, Any] = {}
+        levels = [1] * self.num_stepped + [2] * self.num_states + [0] * len(inputs.fixed)
+        levels += [3] * (len(self.holders) - len(levels))
+        self.level: dict[FxNode, int] = dict(zip(self.holders, levels, strict=True))
+        """0 = the same in all iterations, 1 = of the elements of a step, 2 = of states, 3 = of gradients."""
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self.level[node] = max((self.level[one] for one in node.all_input_nodes), default=0)
+        self.values: dict[FxNode, Lazy] = {}
         self.directions = [LoweredWay({}, set(), [], [], set()) for _ in range(2)]
         self.needed: list[str] = []
         self.home: dict[FxNode, ElementView] = {}
@@ -100,16 +106,6 @@ class _LoopLowering:
             and ops.names_in(ops.POINTWISE[node.target](*range(len(node.args)))) & ops.EXPENSIVE
             and self._crosses(node)
         }  # fmt: skip
-
-    def _levels(self) -> dict[FxNode, int]:
-        """0 = the same in all iterations, 1 = of the elements of a step, 2 = of states, 3 = of gradients."""
-        levels = [1] * self.num_stepped + [2] * self.num_states + [0] * len(self.inputs.fixed)
-        levels += [3] * (len(self.holders) - len(levels))
-        found: dict[FxNode, int] = dict(zip(self.holders, levels, strict=True))
-        for node in self.graph.nodes:
-            if node.op == "call_function":
-                found[node] = max((found[one] for one in node.all_input_nodes), default=0)
-        return found
 
     def lowered(self) -> LoweredLoop:
         """Lower both directions."""
@@ -146,15 +142,12 @@ class _LoopLowering:
 
     def _output(self, node: FxNode, ref: Ref) -> ElementView:
         """Give an output an array over time; a state's is its own, one step later."""
-        forward, value = self.directions[0], self.value(node)
-        targets = self.states.get(ref, [])
+        forward, value, targets = self.directions[0], self.value(node), self.states.get(ref, [])
         for target in targets:
             if value.view is None or not value.view.same(target):
                 self._nest(forward, target, value)
-        if targets:
-            return targets[0]
-        view = self.stored(node)
-        forward.kept.add(view.array)
+        view = targets[0] if targets else self.stored(node)
+        forward.kept.add(view.array)  # a state is there already
         return view
 
     def _nest(self, where: LoweredWay, target: ElementView, value: Lazy) -> ElementView:
@@ -178,9 +171,8 @@ class _LoopLowering:
 
     def value(self, node: FxNode) -> Lazy:
         """Lower an op and all that it needs."""
-        if node not in self.values:
-            self.values[node] = self._lowered(node)
-        return self.values[node]
+        found = self.values[node] = self.values.get(node) or self._lowered(node)
+        return found
 
     def _lowered(self, node: FxNode) -> Lazy:
         target, args = node.target, node.args
@@ -295,12 +287,11 @@ class _LoopLowering:
         """Write gradients of slices of one value side by side; None where the op is no sum of these."""
         every, found = [node], list[FxNode]()
         while every:
-            one = every.pop()
+            if not isinstance(one := every.pop(), fx.Node):
+                return None
             if one.target is aten.slice_backward.default and one.args[5] == 1:
                 found.append(one)
-            elif one.target is not aten.add.Tensor or one.kwargs or one in self.values:
-                return None
-            elif all(isinstance(operand, fx.Node) for operand in one.args):
+            elif one.target is aten.add.Tensor and not one.kwargs and one not in self.values:
                 every += one.args
             else:
                 return None
@@ -342,19 +333,18 @@ class _LoopLowering:
     def _total(self, node: FxNode) -> Whole:
         """Add a gradient over all steps, after the loop."""
         target, args = node.target, node.args
-        if node in self.values or node.op == "placeholder":
-            inner = self._over(node)
-            return lambda read: inner(read).sum(0)
-        if target in ops.VIEWS and target is not aten.expand.default:
+        new = node not in self.values and node.op != "placeholder"
+        if new and target in ops.VIEWS and target is not aten.expand.default:
             inner = self._total(args[0])
             return lambda read: target(inner(read), *args[1:], **node.kwargs)
-        if target is aten.add.Tensor and not node.kwargs and all(isinstance(one, fx.Node) for one in args):
+        nodes = all(isinstance(one, fx.Node) for one in args)
+        if new and target is aten.add.Tensor and not node.kwargs and nodes:
             one, two = self._total(args[0]), self._total(args[1])
             return lambda read: one(read) + two(read)
-        if target is aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
+        if new and target is aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
             left, right = self._kept(args[0]), self._kept(args[1])
             return lambda read: _summed(read(left), read(right))
-        if target is aten.sum.dim_IntList and self.level[args[0]] > 0:
+        if new and target is aten.sum.dim_IntList and self.level[args[0]] > 0:
             view = self._kept(args[0])
             return lambda read: read(view).sum(0).sum(*args[1:])
         inner = self._over(node)
@@ -372,5 +362,4 @@ class _LoopLowering:
 
 def _summed(left: Tensor, right: Tensor) -> Tensor:
     """Add products over all steps as one product."""
-    steps, rows, inner = left.shape
-    return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, -1)
+    return left.transpose(0, 1).flatten(1) @ right.flatten(0, 1)

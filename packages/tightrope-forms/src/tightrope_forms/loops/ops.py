@@ -123,7 +123,7 @@ def combined(made: Made, operands: Sequence[Lazy | float], shape: tuple[int, ...
 
     def renumbered(formula: Any, places: Sequence[int]) -> Formula:
         if isinstance(formula, tuple):
-            return (formula[0], *(renumbered(one, places) for one in formula[1:]))  # type: ignore[arg-type]
+            return (formula[0], *(renumbered(one, places) for one in formula[1:]))
         return places[formula] if isinstance(formula, int) else formula
 
     for one in operands:

@@ -63,11 +63,10 @@ def grouped(lowered: LoweredWay) -> list[Group]:
     while left:
         first = min((n for n in left if ready(n)), key=lambda n: (isinstance(work[n], Nest), n))
         group, one = [first], work[first]
-        for n in left if isinstance(one, Nest) else ():
+        for n in left:
             other = work[n]
-            alike = isinstance(other, Nest) and other.value.shape == one.value.shape
-            if alike and n != first and ready(n, group):
-                group.append(n)
+            if n != first and isinstance(one, Nest) and isinstance(other, Nest):
+                group += [n] if other.value.shape == one.value.shape and ready(n, group) else []
         groups.append(one if isinstance(one, Product) else [work[n] for n in group])  # type: ignore[misc]
         done |= set(group)
         left = [n for n in left if n not in done]
