@@ -149,9 +149,8 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
             place = step.axis % (array.dim() - (not step.stacks))
             array = array.movedim(0, place)
             array = array if step.stacks else array.flatten(place, place + 1)
-            values[Ref(step.number, 0)] = array.clone(
-                memory_format=torch.contiguous_format
-            )  # may be written to
+            own = array.clone(memory_format=torch.contiguous_format)  # the caller may write to it
+            values[Ref(step.number, 0)] = own
         else:
             given = [_stepped(one, value, step.steps) for one in step.inputs.stepped]
             given += [value(ref) for ref in (*(one.first for one in step.inputs.states), *step.inputs.fixed)]

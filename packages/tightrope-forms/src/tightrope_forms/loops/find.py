@@ -10,7 +10,7 @@ Gaps        Values of the iteration before the last one are not found.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -82,8 +82,7 @@ def loops(recording: CallRecording) -> list[Loop]:
     while spans:
         start, end = spans.pop()
         for first, period, length in _repeats(tokens[start:end]):
-            loop = _loop(recording, start + first, period, length)
-            if loop is not None:
+            if (loop := _loop(recording, start + first, period, length)) is not None:
                 found.append(loop)
                 spans += [(start, loop.start), (loop.end, end)]
                 break
@@ -103,18 +102,17 @@ def _tokens(calls: Sequence[Call]) -> Any:
     return np.asarray(found, dtype=np.int64)
 
 
-def _repeats(tokens: Any) -> Iterator[tuple[int, int, int]]:
+def _repeats(tokens: Any) -> list[tuple[int, int, int]]:
     """List stretches that equal themselves some calls later, those of most calls first."""
     found = []
     for period in range(1, min(len(tokens) // SHORTEST, LONGEST_PERIOD) + 1):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], tokens[:-period] == tokens[period:], [0]))))
         lengths = edges[1::2] - edges[::2]
-        if len(lengths) and (longest := int(lengths.argmax())) >= 0:
-            length = int(lengths[longest]) + period
-            if length >= SHORTEST * period:
-                found.append((-(length - length % period), period, int(edges[::2][longest]), length))
-    for _, period, first, length in sorted(found)[:8]:
-        yield first, period, length
+        length = int(max(lengths, default=0)) + period
+        if length >= SHORTEST * period:
+            first = int(edges[2 * lengths.argmax()])
+            found.append((-(length - length % period), period, first, length))
+    return [(first, period, length) for _, period, first, length in sorted(found)[:8]]
 
 
 def _loop(recording: CallRecording, first: int, period: int, length: int) -> Loop | None:
@@ -140,8 +138,7 @@ def _body(calls: Sequence[Call], start: int, period: int, steps: int) -> tuple[C
         if any(one is None for one in leaves):
             return None
         if grows := [n for n, one in enumerate(leaves) if isinstance(one, _Grows)]:
-            taken = _taken(every[0], leaves, grows)
-            if taken is None:
+            if (taken := _taken(every[0], leaves, grows)) is None:
                 return None
             body.append(every[0]._replace(function=operator.pos, leaves=(taken,)))
         else:

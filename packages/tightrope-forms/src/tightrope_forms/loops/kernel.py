@@ -173,11 +173,6 @@ def _before(
         where += read(bias)
 
 
-def _forward_sizes(number: int, given: Sequence[Tensor]) -> list[Tensor]:
-    kernels = _KERNELS[number]
-    return [given[0].new_empty(kernels.size(name, kernels.forward)) for name in kernels.result]
-
-
 def _backward(
     number: int, given: Sequence[Tensor], made: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> list[Tensor]:
@@ -208,11 +203,10 @@ def _given_gradients(
     """Put gradients of results where the loop reads them: of all steps, or behind the last."""
     inputs, left, last = kernels.inputs, iter(grads), dict[Any, Tensor]()
     for number, ref in enumerate(inputs.outputs):
-        if ref in kernels.loop.used:
-            if whole(kernels.loop, inputs, ref):
-                arrays[f"dy{number}"] = next(left).contiguous()
-            else:
-                last[ref] = next(left)
+        if whole(kernels.loop, inputs, ref):
+            arrays[f"dy{number}"] = next(left).contiguous()
+        elif ref in kernels.loop.used:
+            last[ref] = next(left)
     for at, state in enumerate(inputs.states, kernels.num_stepped):
         if (name := f"ds{at}") in one.lowered.arrays:
             arrays[name] = made = next(iter(arrays.values())).new_empty(kernels.size(name, one))
@@ -220,22 +214,23 @@ def _given_gradients(
             start.copy_(last.pop(state.value)) if state.value in last else start.zero_()
 
 
-def _backward_sizes(number: int, given: Sequence[Tensor], made: Any, grads: Any) -> list[Tensor]:
-    kernels = _KERNELS[number]
-    return [given[n].new_empty(kernels.shape(n)) for n in kernels.gradients]
+def _define(name: str, takes: str, call: Any, sizes: Callable[[LoopKernels], list[tuple[int, ...]]]) -> Any:
+    def fake(number: int, given: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        return [given[0].new_empty(size) for size in sizes(_KERNELS[number])]
 
-
-def _define(schema: str, call: Any, fake: Any) -> Any:
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    _LIBRARY.define(f"{name}(int number, {takes}) -> Tensor[]")  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, call, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"tightrope_forms::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.tightrope_forms, name).default
 
 
-_FORWARD: Final = _define("loop(int number, Tensor[] given) -> Tensor[]", _forward, _forward_sizes)
-_TENSORS: Final = "Tensor[] given, Tensor[] made, Tensor[] grads"
-_BACKWARD: Final = _define(f"loop_backward(int number, {_TENSORS}) -> Tensor[]", _backward, _backward_sizes)
+_FORWARD: Final = _define(
+    "loop", "Tensor[] given", _forward, lambda it: [it.size(name, it.forward) for name in it.result]
+)
+_BACKWARD: Final = _define(
+    "loop_backward", "Tensor[] given, Tensor[] made, Tensor[] grads", _backward,
+    lambda it: [it.shape(n) for n in it.gradients],
+)  # fmt: skip
 
 
 class LoopFunction(torch.autograd.Function):
@@ -247,11 +242,18 @@ class LoopFunction(torch.autograd.Function):
         made = _FORWARD(kernels.number, list(given))
         if any(ctx.needs_input_grad):
             needed, named = kernels.lowered.needed, _named(kernels, given).items()
-            read = [one if name in needed else one.new_empty(0) for name, one in named]
+            saved = [one if name in needed else one.new_empty(0) for name, one in named]
             pairs = zip(kernels.result, made, strict=True)
-            ctx.save_for_backward(*read, *(one for name, one in pairs if name in needed))
+            ctx.save_for_backward(*saved, *(one for name, one in pairs if name in needed))
             ctx.kernels = kernels
-        return results(kernels, made)
+        arrays = dict(zip(kernels.result, made, strict=True))
+        read, found = kernels.read(arrays, kernels.lowered.forward.timed), list[Tensor]()
+        for ref, view in zip(kernels.inputs.outputs, kernels.lowered.outputs, strict=True):
+            if whole(kernels.loop, kernels.inputs, ref):
+                found.append(read(view))
+            elif ref in kernels.loop.used:
+                found.append(arrays[view.array][kernels.steps % len(arrays[view.array])].clone())
+        return tuple(found)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -262,18 +264,6 @@ class LoopFunction(torch.autograd.Function):
         every = _BACKWARD(kernels.number, given, made, list(grads))
         found = dict(zip(kernels.gradients, every, strict=True))
         return None, *(found.get(n) if ctx.needs_input_grad[n + 1] else None for n in range(count))
-
-
-def results(kernels: LoopKernels, made: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Read what is needed outside from the arrays of a forward."""
-    arrays = dict(zip(kernels.result, made, strict=True))
-    read, found = kernels.read(arrays, kernels.lowered.forward.timed), []
-    for ref, view in zip(kernels.inputs.outputs, kernels.lowered.outputs, strict=True):
-        if ref in kernels.loop.used:
-            array = arrays[view.array]
-            every = whole(kernels.loop, kernels.inputs, ref)
-            found.append(read(view) if every else array[kernels.steps % len(array)].clone())
-    return tuple(found)
 
 
 class LoopReport(NamedTuple):

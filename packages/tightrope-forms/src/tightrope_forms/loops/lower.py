@@ -125,14 +125,12 @@ class _LoopLowering:
         gradients: list[Whole | str | None] = [None] * len(self.specs)
         if self.given:
             self._seed_gradients()
-            pairs = list(zip(self.given, self.grads, strict=True))
-            for n, node in pairs:
+            pairs = zip(self.given, self.grads, strict=True)
+            for n, node in sorted(pairs, key=lambda pair: kinds[pair[0]] != "s"):  # states come first
                 if kinds[n] == "s":
-                    name = f"ds{n}"
-                    self._nest(backward, backward.array(name, self.specs[n][0]), self.value(node))
-                    gradients[n] = name
-            for n, node in pairs:
-                if kinds[n] != "s":
+                    self._nest(backward, backward.array(f"ds{n}", self.specs[n][0]), self.value(node))
+                    gradients[n] = f"ds{n}"
+                else:
                     gradients[n] = self._over(node) if kinds[n] == "x" else self._total(node)
         way = backward if self.given else None
         return LoweredLoop(self.specs, forward, way, outputs, self.needed, gradients)
@@ -343,7 +341,8 @@ class _LoopLowering:
             return lambda read: one(read) + two(read)
         if new and target is aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
             left, right = self._kept(args[0]), self._kept(args[1])
-            return lambda read: _summed(read(left), read(right))
+            # one product for all steps
+            return lambda read: read(left).transpose(0, 1).flatten(1) @ read(right).flatten(0, 1)
         if new and target is aten.sum.dim_IntList and self.level[args[0]] > 0:
             view = self._kept(args[0])
             return lambda read: read(view).sum(0).sum(*args[1:])
@@ -358,8 +357,3 @@ class _LoopLowering:
             if view.array in one.arrays:
                 one.kept.add(view.array)
         return view
-
-
-def _summed(left: Tensor, right: Tensor) -> Tensor:
-    """Add products over all steps as one product."""
-    return left.transpose(0, 1).flatten(1) @ right.flatten(0, 1)
