@@ -185,9 +185,9 @@ class Prospects:
         count, where = forwards_ahead()
         earlier = (count - 1) * begins.waiting
         if self.evicts():
-            more, own = self.future.largest, begins.evicted
+            extra, own = self.future.largest, begins.evicted
             expected = replace(
-                expected, evicted=begins.as_given + more + earlier, at_once=own + own // 2 + more
+                expected, evicted=begins.as_given + extra + earlier, at_once=own + own // 2 + extra
             )
         if count == 1:
             return expected
