@@ -14,7 +14,7 @@ from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError
 
 OUTPUTS = ("output", "page", "svg", "drawing", "save_graph", "save_plan", "perfetto", "snapshot")
-NEEDED = {"budget": "8GiB", "ram": "2KiB", "ranks": "2"}
+NEEDED = {"budget": "8GiB", "ram": "2KiB", "ranks": "2", "to": "blocks"}
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -1,6 +1,7 @@
 """``tightrope.compile(..., rewrite=True)``: equal forms of captured calls, priced, planned and checked."""
 
 import math
+import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -86,10 +87,20 @@ def stepped(make: Callable[[], nn.Module], size: tuple[int, ...], times: int = 2
     return loss.detach(), [one.grad.clone() for one in model.parameters() if one.grad is not None], report  # type: ignore[return-value]
 
 
+def tight(make: Callable[[], nn.Module], size: tuple[int, ...]) -> str:
+    """A percentage between what a refusal names and all: tensors of other tests may be held, too."""
+    with pytest.raises(tightrope.InfeasibleError) as refused:
+        stepped(make, size, budget="1%")
+    named = re.search(r'budget="(\d+)%"', str(refused.value))
+    assert named, refused.value
+    return f"{(min(int(named[1]), 100) + 100) // 2}%"
+
+
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("budget", ["100%", "70%"])
-def test_values_are_close_and_plans_no_larger(name: str, budget: str) -> None:
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_values_are_close_and_plans_no_larger(name: str, is_tight: bool) -> None:
     make, size = NETS[name]
+    budget = tight(make, size) if is_tight else "100%"
     loss, gradients, _ = stepped(make, size)
     other, others, report = stepped(make, size, budget=budget, rewrite=True, verify="graph")
     assert difference(other, loss) <= WHOLE_STEP
@@ -107,7 +118,7 @@ def test_values_are_close_and_plans_no_larger(name: str, budget: str) -> None:
 
 def test_a_share_is_one_of_what_the_model_as_it_was_needs() -> None:
     budgets = [
-        stepped(gelus, (512, 64), budget="80%", rewrite=rewrite)[2].budget for rewrite in (False, True)
+        stepped(gelus, (512, 64), budget="100%", rewrite=rewrite)[2].budget for rewrite in (False, True)
     ]
     assert budgets[0] == budgets[1]
 

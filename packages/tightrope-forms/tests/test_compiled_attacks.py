@@ -162,7 +162,7 @@ ALIKE: dict[str, tuple[Callable[[Body, Tensor], Any], dict[str, Any]]] = {
     "a graph break": (broken, {"budget": "64MB", "fallback": "pieces"}),
     "sizes": (two_uses, {"sizes": (ROWS, ROWS // 2, ROWS)}),
     "buckets": (two_uses, {"sizes": (ROWS, ROWS // 2, ROWS), "shapes": "bucket"}),
-    "a share": (two_uses, {"budget": "70%"}),
+    "a share": (two_uses, {"budget": "100%"}),
     "verified": (two_uses, {"verify": "graph"}),
     "no overwriting": (two_uses, {"overwrite": False}),
 }

@@ -48,7 +48,7 @@ def record_step(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
         CaptureError: the step cannot be recorded.
         TightropeError: the model returns no loss.
     """
-    recorder, given = _Recorder(), (tuple(args), dict(kwargs or {}))
+    recorder, given = _TapeRecorder(), (tuple(args), dict(kwargs or {}))
     with torch.random.fork_rng(devices=[]):
         state, mine = _state(model), tree_map_only(torch.Tensor, _copied, given)
         held = {name: _copied(tensor) for name, tensor in state.items()}
@@ -115,7 +115,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [one for one in tree_leaves(found) if isinstance(one, torch.Tensor) and one.numel()]
 
 
-class _Recorder:
+class _TapeRecorder:
     """Mutable state of one recording."""
 
     def __init__(self) -> None:
