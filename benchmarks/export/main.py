@@ -48,7 +48,7 @@ class _Bench:
         self.walker = Walker(tape, measured_costs(tape, self.model, self.inputs))
         self.plain = Player(self.model, self.inputs)
         self.known: dict[Form, dict[str, Any]] = {}
-        self.beside: dict[Form, float] = {}
+        self.ratios: dict[Form, float] = {}
 
     def blocks(self) -> Form:
         """Every member of the list that saves most when its members are computed again."""
@@ -73,10 +73,10 @@ class _Bench:
 
     def over(self, form: Form, blocks: Form) -> float:
         """Time of a form over that of checkpointing every block, in pairs of their own."""
-        if form not in self.beside:
+        if form not in self.ratios:
             first, second = (self.known[one]["player"] for one in (blocks, form))
-            self.beside[form] = time_ratio(first, second, self.pairs) if form != blocks else 1.0
-        return self.beside[form]
+            self.ratios[form] = time_ratio(first, second, self.pairs) if form != blocks else 1.0
+        return self.ratios[form]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every point of the net."""
@@ -93,7 +93,7 @@ class _Bench:
             for budget in budgets:
                 chosen = choose(self.walker, target, budget)
                 found, promise = self.run(chosen), chosen.promise
-                beside = budget == of_blocks.total
+                is_same = budget == of_blocks.total
                 yield {
                     "net": self.name,
                     "unseen": self.name in UNSEEN,
@@ -108,8 +108,8 @@ class _Bench:
                     "modules": len(chosen.form),
                     "kept": sum(len(region.saved) for region in chosen.form),
                     "smallest_over_whole": small / whole.total,
-                    "against_blocks": self.over(chosen.form, blocks) if beside else None,
-                    "forecast_against_blocks": promise.ns / of_blocks.ns if beside else None,
+                    "against_blocks": self.over(chosen.form, blocks) if is_same else None,
+                    "forecast_against_blocks": promise.ns / of_blocks.ns if is_same else None,
                 }
 
 

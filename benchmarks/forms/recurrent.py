@@ -110,7 +110,7 @@ def cells(data: Path | None, console: Console, pairs: int) -> list[dict[str, Any
                 f"{row['name']:<30}{row['eager']:>10.2f}x{row['first']:>7.1f}s{row['kept']:>8.3f}"
                 f"{row['eps']:>6.1f}{row['error']:>7.2f}{'' if row['held_out'] else '  tuned'}{row['said']}"
             )
-        _beside_inductor(rows, console, pairs)
+        _with_inductor(rows, console, pairs)
     os.environ.clear()
     os.environ |= old
     for what, some in (("all", rows), ("held out", [row for row in rows if row["held_out"]])):
@@ -153,7 +153,7 @@ def _row(case: Case, pairs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _beside_inductor(rows: list[dict[str, Any]], console: Console, pairs: int) -> None:
+def _with_inductor(rows: list[dict[str, Any]], console: Console, pairs: int) -> None:
     """Compile the same loops by Inductor with empty caches, in this process alone."""
     by_case = dict(zip((*TUNED, *HELD_OUT), rows, strict=True))
     for cases, key in ((BY_CELL, "by_cell"), (WHOLE, "inductor")):

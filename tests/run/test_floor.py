@@ -271,6 +271,7 @@ def test_parameters_that_thaw_are_foreseen_before_their_first_update() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:tightrope. level E")  # it goes on there before it is refused
 def test_what_a_loop_keeps_is_refused_with_a_larger_number() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(4)))
     optimizer = OPTIMIZERS["sgd"](list(model.parameters()))

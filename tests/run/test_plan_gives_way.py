@@ -182,3 +182,35 @@ def test_a_planned_model_trains_together_with_one_that_no_plan_serves(
     assert losses == eager, levels
     assert charged[0] <= budget
     assert breaks == "generator" or len(re.findall(r"level E \(", levels)) == 2, levels
+
+
+class Uncaptured(nn.Module):
+    """A layer that torch never captures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1)
+
+    @torch._dynamo.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def test_a_recording_gives_way_to_a_plan_in_the_same_step_and_says_so() -> None:
+    def run(budget: Bytes) -> tuple[list[float], str]:
+        torch.manual_seed(0)
+        first, second = Blocks(out=WIDTH), Uncaptured()
+        if budget:
+            tightrope.compile(first, budget=budget, progress=False)
+            tightrope.compile(second, budget=budget, fallback="replay", progress=False)
+        losses = []
+        for step in range(STEPS):
+            found = second(first(rows(step))).square().mean()
+            found.backward()
+            losses.append(found.item())
+        return losses, str(tightrope.report(second)) if budget else ""
+
+    losses, said = run(accounts().charged() + (64 << 20))
+    assert losses == run(0)[0]
+    assert said.startswith("level L0")
+    assert "the limit alone holds" in said

@@ -201,11 +201,7 @@ class Ledger:
             *([" ".join(notes)] if notes else []),
         ]
         return InfeasibleError(
-            "\n".join(lines),
-            asked=self.budget,
-            smallest_found=found,
-            lower_bound=bound,
-            op=op,
+            "\n".join(lines), asked=self.budget, smallest_found=found, lower_bound=bound, op=op
         )
 
     def _sized(self, budget: Bytes) -> str:

@@ -119,7 +119,7 @@ def compile(
     Args:
         model: trained in place; the same object is returned.
         budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs; where it is
-            not one graph, of what its first two to eight steps take, which run unlimited.
+            not one graph, or no plan fits, of what two to eight first steps take, which run unlimited.
         example: inputs, a tuple or a dict by name, to capture and plan with now; default: at the first call.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` the first two

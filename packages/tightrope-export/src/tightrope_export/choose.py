@@ -73,7 +73,7 @@ def refusal(walker: Walker, path: str) -> str:
 
 
 def choose(walker: Walker, target: Target, budget: Bytes, hints: Hints | None = None) -> ChosenForm:
-    """Choose a form whose forecast holds a budget, at the least time that was found.
+    """Choose a form whose forecast holds a budget, in the shortest time that was found.
 
     Args:
         walker: of the step.

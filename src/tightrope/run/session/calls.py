@@ -64,10 +64,10 @@ class Calls:
         patterns: what follows what.
         waiting: forwards whose backward has yet to come.
         steady: what the last forwards ran.
-        beside_eviction: whether a model that no plan serves was called between a forward and its backward.
+        shares_steps: whether a model at level E was called between a forward and its backward.
     """
 
-    beside_eviction: bool = False
+    shares_steps: bool = False
     when_fits: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:

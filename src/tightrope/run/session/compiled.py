@@ -383,12 +383,13 @@ class CompiledModel:
         """Make a call at level E, or begin a step of the L0 recorder with it."""
         if others := Calls.under_way():
             for calls in others if torch.is_grad_enabled() else ():
-                calls.beside_eviction = True
+                calls.shares_steps = True
             if self._if_steps_differ is not None:
                 self._leave_replay("A planned model is called in the same step, so level 0 was left.")
         if self.evicted is not None:
             return self.evicted.run(plain, args, kwargs)
         if others:  # a plan and a recording cannot be followed at once
+            self._say_limited()
             return plain(*args, **kwargs)
         assert self.replay is not None
         self.accounts.open_step(None)
@@ -399,6 +400,13 @@ class CompiledModel:
         self._inside_step = True
         self.accounts.open_step(weakly(weakref.ref(self), CompiledModel.end_step))
         return plain(*args, **kwargs)
+
+    def _say_limited(self) -> None:
+        """Say once that calls at level 0 have no planned addresses."""
+        why = "A planned model is called in the same step, so nothing is recorded: the limit alone holds."
+        if why not in self.why:
+            self.why = f"{self.why} {why}"
+            warnings.warn(f"tightrope: level L0. {why}", stacklevel=6)
 
     def end_step(self) -> None:
         """Tell the L0 recorder that the open training step, if any, is over."""

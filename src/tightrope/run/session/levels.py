@@ -4,7 +4,8 @@ Idea        A model that is one graph is planned whole. One that is not runs at 
             the budget is known to be enough without recomputation: a sequence of graphs keeps all that one
             graph leaves to the next, and each new size of a graph wants another plan. That sequence is for
             what level E does not do: `fully_shard`, GPUs, fused or paged plans, comparisons with eager, and
-            models of which some calls are one graph.
+            models of which some calls are one graph. A planned model goes on at level E where no plan fits a
+            step that eviction is likely to hold, and where a model of the same step runs at level E.
 Guarantee   Whichever road is taken, values are eager's as far as that road promises, and bytes are within
             the budget.
 Gaps        The road is chosen by what can be done, not by a forecast of its time.
@@ -105,7 +106,7 @@ class Levels:
         if compiled.level == "L0" or compiled.evicted is not None:
             return compiled.unplanned(plain, args, kwargs)
         mode = mode_left()
-        if (compiled.calls.beside_eviction or (mode and block_is_open())) and self._may_change():
+        if (compiled.calls.shares_steps or (mode and block_is_open())) and self._may_change():
             compiled.evict_from_now(self._model, "A model of the same training step runs at level E.")
             return self.call(*args, **kwargs)
         if mode is not None:
@@ -114,22 +115,15 @@ class Levels:
             compiled.accounts.mark()
         try:
             return compiled.compared(self._planned, args, kwargs)
-        except InfeasibleError as error:
-            if not self._serves_instead(error):
+        except (InfeasibleError, torch.OutOfMemoryError) as error:
+            if not (isinstance(error, InfeasibleError) and is_for_eviction(error) and self._may_change()):
                 compiled.refused()
                 raise
             reason = f"No plan fits {format_bytes(error.asked)}."
             if error.smallest_found:
                 reason = f"{reason} The smallest that was found needs {format_bytes(error.smallest_found)}."
-        except torch.OutOfMemoryError:
-            compiled.refused()
-            raise
         compiled.evict_from_now(self._model, reason)
         return self.call(*args, **kwargs)
-
-    def _serves_instead(self, error: InfeasibleError) -> bool:
-        """Tell whether level E is likely to run a training step that no plan fits for."""
-        return is_for_eviction(error) and self._may_change()
 
     def _may_change(self) -> bool:
         """Tell whether the model may go to level E with the training step that begins now."""
