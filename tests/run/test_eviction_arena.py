@@ -10,7 +10,7 @@ from tests.run.eviction_reference import SlowArena, Stored
 from tightrope.core import TightropeError
 from tightrope.native.build import compiler
 from tightrope.run.evict.core import EvictionArena
-from tightrope.run.evict.policies import COOP_AS_PUBLISHED, DTE, DTR, LRU, SIZE, Policy, policy
+from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, LRU, SIZE, Policy, policy
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the arena is native")
 
@@ -303,6 +303,31 @@ def test_what_something_held_needs_outlives_its_last_reference_unless_keeping_it
     assert not arena.recomputable(y)
     arena.release(x)
     assert small in arena.take_forgotten()
+
+
+def test_what_is_kept_for_others_goes_where_nothing_else_fits() -> None:
+    arena = EvictionArena(256, COOP, simulated=True)
+    kept, made = arena.place(64), arena.place(128)
+    arena.settle(kept)
+    arena.produced(made, 1, [kept])
+    assert not arena.release(kept)
+    arena.pin(made)
+    assert arena.place(128) >= 0
+    assert kept in arena.take_forgotten()
+    assert not arena.recomputable(made)
+    assert arena.resident(made)
+
+
+def test_what_something_evicted_needs_stays_even_where_nothing_else_fits() -> None:
+    arena = EvictionArena(256, COOP, simulated=True)
+    kept, made = arena.place(64), arena.place(128)
+    arena.settle(kept)
+    arena.produced(made, 1, [kept])
+    assert not arena.release(kept)
+    arena.evict(made)
+    assert arena.place(256) == -1
+    assert arena.valid(kept)
+    assert arena.recomputable(made)
 
 
 def test_storages_slide_together_when_the_holes_suffice() -> None:

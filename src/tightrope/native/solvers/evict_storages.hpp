@@ -318,6 +318,25 @@ class Storages {
         return possible && settled <= records_[id].bytes;
     }
 
+    // The largest storage that nobody holds and that cannot be made again, where nothing that is held and evicted
+    // needs it; kNone.
+    Id spare_unheld() {
+        Id best = kNone;
+        for (Id id = 0; id < records_.size(); ++id) {
+            const Record& record = records_[id];
+            const bool unheld = record.used && record.named && !record.held && record.pins == 0;
+            if (!unheld || record.recomputable || record.rooted || record.piece == kNone) continue;
+            if (best != kNone && record.bytes <= records_[best].bytes) continue;
+            bool possible = true;
+            walk_lost(id, [&](Id child) {
+                const Record& made = records_[child];
+                possible = possible && (made.held ? made.resident() : made.pins == 0);
+            });
+            if (possible) best = id;
+        }
+        return best;
+    }
+
     // The bytes of `id` are gone for good: what is resident and was made from it must stay.
     void lose(Id id) {
         std::vector<Id> lost{id}, kept;
