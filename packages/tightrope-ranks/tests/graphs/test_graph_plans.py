@@ -1,6 +1,7 @@
 """Plans of graph messages: the judge refuses damaged ones; wrong graphs and limits get one sentence."""
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from msgspec.structs import replace as changed
 from benchmarks.graphs.made import clustered
 from tightrope.core import InfeasibleError, JudgeError, TightropeError
 from tightrope_ranks.graphs import GraphOptions, plan
-from tightrope_ranks.graphs.divide import _greedy, _neighbours, divide, routes_of
+from tightrope_ranks.graphs.divide import divide, routes_of
 from tightrope_ranks.judge.graphs import check_graph_plan
 from tightrope_ranks.values.graphs import GraphPlan, Route
 
@@ -36,7 +37,7 @@ def test_plans_are_accepted_with_any_limit_that_is_named(model: str, ranks: int)
     options = replace(GAT, model=model)
     free = plan(GRAPH, ranks, options)
     check_graph_plan(GRAPH.edges, free)
-    assert free.divided_by in ("metis", "greedy", "given")
+    assert free.divided_by in ("metis", "given")
     if ranks > 1:
         smallest = tightest(ranks, options)
         assert smallest < max(free.peaks)
@@ -112,15 +113,21 @@ def test_plans_can_be_written_and_read() -> None:
     assert msgspec.json.decode(msgspec.json.encode(made), type=GraphPlan) == made
 
 
-def test_the_greedy_way_has_no_empty_part_and_finds_clusters() -> None:
+def test_no_part_of_a_tiny_graph_is_empty_and_clusters_are_found() -> None:
     graph = clustered(1, num=1200, clusters=4, mixed=0.02)
-    owner = _greedy(*_neighbours(graph), 4)
-    assert np.bincount(owner, minlength=4).min() >= 200
-    cut = float((owner[graph.edges[0]] != owner[graph.edges[1]]).mean())
-    assert cut < 0.45  # at random it is 0.75
+    owner, name = divide(graph, 4)
+    assert (name, np.bincount(owner).min() >= 280) == ("metis", True)
+    assert float((owner[graph.edges[0]] != owner[graph.edges[1]]).mean()) < 0.05  # at random it is 0.75
     for ranks in (2, 5, 9):
         tiny = clustered(1, num=9, clusters=1, classes=1, degree=1)
-        assert np.bincount(_greedy(*_neighbours(tiny), ranks), minlength=ranks).min() >= 1
+        assert np.bincount(divide(tiny, ranks)[0], minlength=ranks).min() >= 1
+
+
+def test_without_metis_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(TightropeError, match=r"pip install 'tightrope-ranks\[graphs\]', or give parts"):
+        plan(GRAPH, 2)
+    assert plan(GRAPH, 2, parts=np.arange(400) % 2).divided_by == "given"
 
 
 def test_routes_are_those_of_the_edges_one_by_one() -> None:

@@ -16,7 +16,8 @@ from benchmarks.graphs.made import clustered
 from tightrope.core import InfeasibleError, RankError
 from tightrope_ranks import run_ranks
 from tightrope_ranks.graphs.layers import EdgeBlock, build
-from tightrope_ranks.graphs.planning import GraphOptions, columns_of, complete, plan, uniform
+from tightrope_ranks.graphs.planning import GraphOptions, columns_of, complete, plan
+from tightrope_ranks.graphs.traffic import uniform
 from tightrope_ranks.graphs.training import GraphJob, jobs_of
 from tightrope_ranks.judge.graphs import check_graph_plan
 from tightrope_ranks.values.graphs import NodeGraph

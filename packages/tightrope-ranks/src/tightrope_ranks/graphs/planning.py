@@ -1,6 +1,5 @@
 """Plan the messages of a graph over ranks: owners, routes, widths and what is held."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,11 +11,11 @@ from tightrope.core.units import shown
 from tightrope_ranks.compress.queue import Link
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import divide, routes_of
-from tightrope_ranks.graphs.holds import Keyed, RowTraffic, choose_holds, peak
 from tightrope_ranks.graphs.layers import MODELS
 from tightrope_ranks.graphs.rows import WIDTHS
+from tightrope_ranks.graphs.traffic import Keyed, RowTraffic, choose_holds, peak, uniform
 from tightrope_ranks.graphs.widths import choose_widths
-from tightrope_ranks.values.graphs import GraphPlan, NodeGraph, Route, RowMessage, WidthProblem
+from tightrope_ranks.values.graphs import GraphPlan, NodeGraph, RowMessage, WidthProblem
 
 WARM: Final = 8
 """Bits of all rows until ranges are known."""
@@ -40,6 +39,7 @@ class GraphOptions:
         link: holds messages to a rate in user space; None = as fast as they go.
         seed: of parameters and rounding.
         overlap: whether central nodes are computed while messages are on the way.
+        silence: seconds that a rank waits for a message before the others are taken to be lost.
     """
 
     model: str = "gcn"
@@ -55,6 +55,7 @@ class GraphOptions:
     link: Link | None = None
     seed: int = 0
     overlap: bool = True
+    silence: float = 9.0
 
 
 def check_options(options: GraphOptions) -> None:
@@ -68,7 +69,7 @@ def check_options(options: GraphOptions) -> None:
         value = getattr(options, name)
         if type(value) is not int or not (name != "seed") <= value <= most:
             raise TightropeError(f"{name} is {shown(value)}; it must be a whole number, at most {most}.")
-    for name, below in (("weight", 1.0), ("rate", float("inf"))):
+    for name, below in (("weight", 1.0), ("rate", float("inf")), ("silence", 3600.0)):
         value = getattr(options, name)
         if not isinstance(value, float | int) or not 0 < value < below:
             raise TightropeError(f"{name} is {shown(value)}; it must be above 0 and below {below}.")
@@ -122,36 +123,22 @@ def columns_of(graph: NodeGraph, options: GraphOptions) -> tuple[int, ...]:
     return (graph.features.shape[1], *[options.hidden] * (options.layers - 1), graph.num_classes)
 
 
-def uniform(routes: Sequence[Route], layers: int, bits: int) -> Keyed:
-    """Give all rows the same width; the input has no gradients."""
-    return {
-        (layer, backward): [np.full(len(route.rows), bits, np.uint8) for route in routes]
-        for layer in range(layers)
-        for backward in (False, True)
-        if layer or not backward
-    }
-
-
 def complete(
     draft: GraphPlan, widths: Keyed, link: Link | None = None, bound: tuple[float, float] = (0, 0)
 ) -> GraphPlan:
     """Give a plan its messages and what follows from them."""
-    all_ = RowTraffic(draft.columns, draft.held[0], draft.routes, widths)
-    sent, seconds, messages = [0] * draft.ranks, 0.0, []
-    for (layer, backward), those in all_.sizes.items():
-        wire = [0] * draft.ranks
-        for number, (route, size) in enumerate(zip(draft.routes, those, strict=True)):
-            again = not backward and draft.holds[route.target][layer] == "fetched"
-            times = (layer > 0 or again) + (again and all_.reads)
-            if times:
-                bits = widths[layer, backward][number].tobytes()
-                messages.append(RowMessage(layer, backward, number, bits, size))
-            wire[route.target if backward else route.source] += size * times
-        sent = [a + b for a, b in zip(sent, wire, strict=True)]
-        seconds += span(link, max(wire)) if link is not None and any(wire) else 0.0
-    peaks = tuple(peak(all_, rank, draft.holds) for rank in range(draft.ranks))
+    traffic = RowTraffic(draft.columns, draft.held[0], draft.routes, widths)
+    sent, seconds, messages = np.zeros(draft.ranks, np.int64), 0.0, []
+    for key, sizes in traffic.sizes.items():
+        first, again = (traffic.going(draft.holds, key, again=again) for again in (False, True))
+        messages += [RowMessage(*key, k, widths[key][k].tobytes(), int(sizes[k])) for k in first]
+        for those in (first, again):
+            wire = traffic.by_sender(key, those, draft.ranks)
+            sent += wire
+            seconds += span(link, int(wire.max())) if link is not None and those else 0.0
+    peaks = tuple(peak(traffic, rank, draft.holds) for rank in range(draft.ranks))
     return changed(
-        draft, messages=tuple(messages), peaks=peaks, sent=tuple(sent), seconds=seconds, bound=bound
+        draft, messages=tuple(messages), peaks=peaks, sent=tuple(sent.tolist()), seconds=seconds, bound=bound
     )
 
 
@@ -167,27 +154,27 @@ def rechoose(
     widths: Keyed = {}
     bound = found = 0.0
     for (layer, backward), those in beta.items():
+        bits = widths[layer, backward] = [np.empty(len(values), np.uint8) for values in those]
         groups = [
             (number, rows)
             for number, values in enumerate(those)
             for rows in np.array_split(np.argsort(-values, kind="stable"), -(-len(values) // options.group))
         ]
-        bits = [np.empty(len(values), np.uint8) for values in those]
-        if groups:  # else no rank needs anything of another
-            senders = [route.target if backward else route.source for route in made.routes]
-            problem = WidthProblem(
-                beta=np.array([those[number][rows].sum() for number, rows in groups]),
-                rows=np.array([len(rows) for _, rows in groups]),
-                columns=made.columns[layer],
-                link=np.array([senders[number] for number, _ in groups]),
-                round=np.zeros(made.ranks, np.int64),
-                latency=np.full(made.ranks, link.latency),
-                pace=np.full(made.ranks, 1 / link.rate if link.rate else 1e-9),
-                weight=options.weight,
-            )
-            choice = choose_widths(problem)
-            bound, found = bound + choice.bound, found + choice.objective
-            for (number, rows), width in zip(groups, choice.bits, strict=True):
-                bits[number][rows] = width
-        widths[layer, backward] = bits
+        if not groups:  # no rank needs anything of another
+            continue
+        senders = [route.target if backward else route.source for route in made.routes]
+        problem = WidthProblem(
+            beta=np.array([those[number][rows].sum() for number, rows in groups]),
+            rows=np.array([len(rows) for _, rows in groups]),
+            columns=made.columns[layer],
+            link=np.array([senders[number] for number, _ in groups]),
+            round=np.zeros(made.ranks, np.int64),
+            latency=np.full(made.ranks, link.latency),
+            pace=np.full(made.ranks, 1 / link.rate if link.rate else 1e-9),
+            weight=options.weight,
+        )
+        choice = choose_widths(problem)
+        bound, found = bound + choice.bound, found + choice.objective
+        for (number, rows), width in zip(groups, choice.bits, strict=True):
+            bits[number][rows] = width
     return widths, (bound, found)

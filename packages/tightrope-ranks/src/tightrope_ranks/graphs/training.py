@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tightrope.core import Bytes, TightropeError
+from tightrope_ranks.compress.calibrate import wait
 from tightrope_ranks.compress.queue import Link, MessageQueue
 from tightrope_ranks.graphs import planning
 from tightrope_ranks.graphs.data import read_graph
@@ -22,11 +23,11 @@ from tightrope_ranks.graphs.divide import parts_of
 from tightrope_ranks.graphs.exchange import MessageTime, RowExchange
 from tightrope_ranks.graphs.layers import build
 from tightrope_ranks.graphs.planning import GraphOptions, plan
+from tightrope_ranks.graphs.traffic import Keyed, uniform
 from tightrope_ranks.pipeline.launch import run_ranks
 from tightrope_ranks.values.graphs import GraphPart, GraphPlan
 
 _WARM_EPOCHS: Final = 5
-_MESSAGE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,6 @@ class GraphRun:
         sent: bytes that each rank sent for rows and gradients in the last epoch.
         peaks: most bytes that messages and halos of each rank took, counted.
         plan: of the last epoch.
-        gradients: of the first epoch, by name.
         state: parameters after the last.
     """
 
@@ -66,7 +66,6 @@ class GraphRun:
     sent: tuple[Bytes, ...]
     peaks: tuple[Bytes, ...]
     plan: GraphPlan
-    gradients: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor]
 
 
@@ -105,7 +104,7 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         for rank, job in enumerate(jobs):
             (Path(folder) / str(rank)).write_bytes(pickle.dumps(job))
-        answers = run_ranks(_work, ranks, folder, seconds=seconds, silence=_MESSAGE_SECONDS)
+        answers = run_ranks(_work, ranks, folder, seconds=seconds)
     told, sent, peaks = zip(*answers, strict=True)
     return GraphRun(**told[0], sent=sent, peaks=peaks)
 
@@ -115,21 +114,22 @@ def jobs_of(graph: Any, ranks: int, options: GraphOptions, parts: Any = None) ->
     data = read_graph(graph)
     made = plan(data, ranks, options, parts=parts)
     masks = {name: getattr(data, name) for name in ("train", "validate", "test")}
-    shared = (
-        {name: int(mask.sum()) for name, mask in masks.items()},
-        planning.columns_of(data, options),
-        made,
-        options,
-    )
-    jobs = []
-    for part in parts_of(data, np.array(made.owner), made.routes, options.model):
-        own = {name: mask[part.nodes] for name, mask in masks.items()}
-        jobs.append(GraphJob(part, data.features[part.nodes], data.labels[part.nodes], own, *shared))
-    return jobs
+    counts = {name: int(mask.sum()) for name, mask in masks.items()}
+    return [
+        GraphJob(
+            part, data.features[part.nodes], data.labels[part.nodes],
+            {name: mask[part.nodes] for name, mask in masks.items()},
+            counts, planning.columns_of(data, options), made, options,
+        )
+        for part in parts_of(data, np.array(made.owner), made.routes, options.model)
+    ]  # fmt: skip
 
 
 def _work(rank: int, _: int, folder: str) -> tuple[dict[str, Any], Bytes, Bytes]:
-    return GraphTrainer(pickle.loads((Path(folder) / str(rank)).read_bytes())).run()
+    trainer = GraphTrainer(pickle.loads((Path(folder) / str(rank)).read_bytes()))
+    for _ in range(trainer.options.epochs):
+        trainer.epoch()
+    return trainer.result()
 
 
 class GraphTrainer:
@@ -137,26 +137,19 @@ class GraphTrainer:
 
     def __init__(self, job: GraphJob) -> None:
         self.job, self.options, self.plan = job, job.options, job.plan
-        self.queue = MessageQueue(link=job.options.link, timeout=_MESSAGE_SECONDS)
-        self.exchange = RowExchange(job.part, job.plan.holds, self.queue, job.options.seed)
+        self.queue = MessageQueue(link=job.options.link, timeout=job.options.silence)
+        self.exchange = RowExchange(job.part, job.plan, self.queue, job.options.seed)
         self.exchange.overlap = job.options.overlap
         self.layers = build(job.options.model, job.columns, job.options.seed)
         self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=job.options.rate)
         self.features, self.labels = torch.from_numpy(job.features), torch.from_numpy(job.labels)
         self.train = torch.from_numpy(job.masks["train"])
-        self.widths = planning.uniform(job.plan.routes, job.options.layers, job.options.bits or planning.WARM)
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self.profile: list[tuple[float, list[MessageTime]]] = []
         self.forecast: float | None = None
-        self._use()
+        self._use(uniform(job.plan.routes, job.options.layers, job.options.bits or planning.WARM))
         self.exchange.prepare(self.features)
-
-    def run(self) -> tuple[dict[str, Any], Bytes, Bytes]:
-        """Train all epochs; give what `GraphRun` tells, and the bytes of this rank."""
-        for _ in range(self.options.epochs):
-            self.epoch()
-        return self.result()
 
     def epoch(self) -> None:
         """Train one epoch; choose widths first where it is time."""
@@ -169,16 +162,13 @@ class GraphTrainer:
         self.optimizer.step()
         self.seconds.append(time.perf_counter() - start)
         self.profile = [*self.profile[2 - _WARM_EPOCHS :], (self.seconds[-1], exchange.times)]
-        if not number:
-            self.gradients = {name: one.grad for name, one in self.layers.named_parameters()}
 
     def result(self) -> tuple[dict[str, Any], Bytes, Bytes]:
         """Measure accuracies and end; give what `GraphRun` tells, and the bytes of this rank."""
         sent = self.exchange.sent
         told = {
             "losses": tuple(self.losses), "accuracy": self.accuracy(), "seconds": tuple(self.seconds),
-            "forecast": self.forecast, "plan": self.plan, "gradients": self.gradients,
-            "state": self.layers.state_dict(),
+            "forecast": self.forecast, "plan": self.plan, "state": self.layers.state_dict(),
         }  # fmt: skip
         self.queue.close()
         return told, sent, self.exchange.peak
@@ -192,14 +182,14 @@ class GraphTrainer:
         self.exchange.backward(*torch.autograd.grad(loss, outputs))
         grads = [one.grad for one in self.layers.parameters() if one.grad is not None]
         flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None]])
-        self.together(lambda: dist.all_reduce(flat), "gradients of the parameters", flat.nbytes)
-        for grad, mean in zip(grads, torch.split(flat[:-1], [one.numel() for one in grads]), strict=True):
-            grad.copy_(mean.view_as(grad))
+        wait(self.queue, lambda: dist.all_reduce(flat), "gradients of the parameters", flat.nbytes)
         if not torch.isfinite(flat).all():
             raise TightropeError(
                 f"the loss or a gradient of epoch {self.exchange.epoch} is not finite. "
                 "Scale the features, or lower rate."
             )
+        for grad, mean in zip(grads, torch.split(flat[:-1], [one.numel() for one in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
         return float(flat[-1])
 
     @torch.no_grad()
@@ -209,57 +199,52 @@ class GraphTrainer:
         right = self.exchange.forward(self.layers, self.features).argmax(1) == self.labels
         self.exchange.exact = False
         hits = torch.stack([right[torch.from_numpy(mask)].sum() for mask in self.job.masks.values()])
-        self.together(lambda: dist.all_reduce(hits), "accuracies", hits.nbytes)
+        wait(self.queue, lambda: dist.all_reduce(hits), "accuracies", hits.nbytes)
         counts = self.job.counts.items()
         return {name: int(hit) / count for hit, (name, count) in zip(hits, counts, strict=True) if count}
 
-    def together(self, collective: Any, what: str, size: Bytes) -> None:
-        """Run a collective in its turn of the queue."""
-        self.queue.wait(self.queue.put(collective, what, size))
-
-    def _use(self) -> None:
-        """Hand the widths to the exchange; where they will be chosen again, ranges are traced from now on."""
-        pairs, me = [(route.source, route.target) for route in self.plan.routes], self.job.part.rank
-        widths = {key: dict(zip(pairs, those, strict=True)) for key, those in self.widths.items()}
-        self.exchange.widths = widths
+    def _use(self, widths: Keyed) -> None:
+        """Hand widths to the exchange; where they will be chosen again, ranges are traced from now on."""
+        self.exchange.traffic = self.exchange.with_widths(widths)
         if self.options.bits is None:
+            rows, own = self.job.part.rows, self.job.part.weights
             self.exchange.traced = {
-                key: {pair: torch.zeros(len(bits)) for pair, bits in those.items() if pair[key[1]] == me}
-                for key, those in widths.items()
+                key: {k: torch.zeros(len(rows[k])) for k in rows if (k in own) != key[1]} for key in widths
             }
 
     def _choose(self) -> None:
         """Choose widths on rank 0 from the ranges of all ranks, and use them on every rank."""
-        weights = np.split(self.job.part.weights, np.cumsum(self.job.part.receives)[:-1])
-        gathered: list[Any] = [None] * self.plan.ranks
-        own = self.exchange.traced, weights
-        self.together(lambda: dist.all_gather_object(gathered, own), "ranges", 0)
-        answer: list[Any] = [None]
+        traffic, gathered, answer = self.exchange.traffic, [None] * self.plan.ranks, [None]
+        own: Any = {
+            key: {
+                k: one.double().numpy() * (1 if key[1] else self.job.part.weights[k])
+                for k, one in traced.items()
+            }
+            for key, traced in self.exchange.traced.items()
+            if self.exchange.going(key)
+        }
+        wait(self.queue, lambda: dist.all_gather_object(gathered, own), "ranges")
         if self.job.part.rank == 0:
             link, beta = self.options.link or _measured(self.profile), {}
-            for layer, backward in self.widths:
-                if layer or self.exchange.readers(0):
-                    beta[layer, backward] = [
-                        gathered[b if backward else a][0][layer, backward][a, b].double().numpy()
-                        * (1.0 if backward else gathered[b][1][a]) * self.plan.columns[layer] / 6
-                        for a, b in self.exchange.widths[layer, backward]
-                    ]  # fmt: skip
+            for key in own:
+                found = {k: one for its in gathered for k, one in its[key].items()}
+                beta[key] = [found[k] * self.plan.columns[key[0]] / 6 for k in range(len(self.plan.routes))]
             answer = [(*planning.rechoose(self.plan, beta, link, self.options), link)]
-        self.together(lambda: dist.broadcast_object_list(answer, 0), "widths", 0)
+        wait(self.queue, lambda: dist.broadcast_object_list(answer, 0), "widths")
         chosen, bound, link = answer[0]
-        self.widths.update(chosen)
-        self._use()
-        self.plan = planning.complete(self.plan, self.widths, link, bound)
+        self._use({**traffic.widths, **chosen})
+        self.plan = planning.complete(self.plan, self.exchange.traffic.widths, link, bound)
         self.forecast = self.forecast or self._forecast(link)
 
     def _forecast(self, link: Link) -> float:
         """Take the waits of the epochs before out of their seconds, and put those of the new widths in."""
         forecasts = []
         for seconds, times in self.profile:
-            for key, sent, took, window in times:
-                size = self.exchange.most(key, self.plan.columns[key[0]], self.exchange.readers(key[0]))
-                late = max(0.0, took - planning.span(link, sent))  # of the other ranks
-                seconds += max(0.0, late + planning.span(link, size) - window) - max(0.0, took - window)
+            for one in times:
+                new = self.exchange.traffic.by_sender(one.key, one.routes, self.plan.ranks).max()
+                late = max(0.0, one.seconds - planning.span(link, one.sent))  # of the other ranks
+                now = late + planning.span(link, int(new))
+                seconds += max(0.0, now - one.window) - max(0.0, one.seconds - one.window)
             forecasts.append(seconds)
         return float(median(forecasts))
 

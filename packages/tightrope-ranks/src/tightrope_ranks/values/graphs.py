@@ -145,18 +145,18 @@ class GraphPart:
         nodes: its nodes, central ones first; their places are their rows.
         central: edges into central nodes; rows are its nodes.
         marginal: edges into the others; rows are its nodes and then its halo.
-        sends: per other rank, rows that it needs.
-        receives: per other rank, how many rows come from there; the halo is in this order.
-        weights: per row of the halo, the sum of the squares of its edges' weights.
+        halo: how many rows come from others.
+        rows: per number of a route from it or to it, the rows that are sent, or their places in the halo.
+        weights: per number of a route from it, of each row the sum of the squares of its edges' weights.
     """
 
     rank: int
     nodes: np.ndarray
     central: BlockEdges
     marginal: BlockEdges
-    sends: tuple[np.ndarray, ...]
-    receives: tuple[int, ...]
-    weights: np.ndarray
+    halo: int
+    rows: dict[int, np.ndarray]
+    weights: dict[int, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
