@@ -5,7 +5,7 @@ import itertools
 import highspy
 import numpy as np
 
-from tightrope_ranks.graphs.rows import row_bytes
+from tightrope_ranks.compress.rows import row_bytes
 from tightrope_ranks.graphs.widths import objective, scales
 from tightrope_ranks.values.graphs import WidthProblem
 

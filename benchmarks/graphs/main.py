@@ -20,7 +20,7 @@ from benchmarks.fleet.asked import print_asked
 from benchmarks.graphs import real
 from benchmarks.graphs.exact import milp, random_problem
 from benchmarks.micro.rows import Row
-from tightrope_ranks.graphs.rows import WIDTHS, decode_rows, encode_rows, row_bytes
+from tightrope_ranks.compress.rows import WIDTHS, decode_rows, encode_rows, row_bytes
 from tightrope_ranks.graphs.widths import choose_widths
 
 _TIMES, _ROWS, _COLUMNS = 1000, 64, 256

@@ -33,7 +33,7 @@ def died(rank: int, _: int, folder: str) -> None:
     for epoch in range(10**6):
         if rank == 1 and epoch == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        trainer.step()
+        trainer.epoch()
 
 
 def dense(graph: NodeGraph, model: str, layers: nn.ModuleList) -> tuple[float, dict[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tightrope_ranks.graphs.rows import WIDTHS, decode_rows, encode_rows, row_bytes
+from tightrope_ranks.compress.rows import WIDTHS, decode_rows, encode_rows, row_bytes
 
 
 def there_and_back(x: torch.Tensor, bits: np.ndarray, seed: int = 0) -> torch.Tensor:

@@ -40,7 +40,7 @@ def with_holds(ranks: int, *holds: tuple[str, ...]) -> list[GraphJob]:
     """Give a training whose ranks hold their halos in these ways, in turn."""
     jobs = jobs_of(SMALL, ranks, GAT)
     draft = changed(jobs[0].plan, holds=tuple(holds[rank % len(holds)] for rank in range(ranks)))
-    made = complete(draft, uniform(draft.routes, 3, 4))
+    made = complete(draft, uniform(draft, 4))
     check_graph_plan(SMALL.edges, made)
     return [replace(job, plan=made) for job in jobs]
 

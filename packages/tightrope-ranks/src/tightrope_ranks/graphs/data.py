@@ -1,14 +1,15 @@
 """Read a graph with features and labels, and say what is wrong with one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tightrope.core import TightropeError
 from tightrope_ranks.values.graphs import NodeGraph
 
-_MOST_CLASSES = 65535
+_MOST_CLASSES: Final = 65535
+_MASKS: Final = ("train_mask", "val_mask", "test_mask")
 
 
 def read_graph(data: Any) -> NodeGraph:
@@ -23,40 +24,33 @@ def read_graph(data: Any) -> NodeGraph:
     if x.ndim != 2 or not x.size:
         raise TightropeError(f"x has shape {x.shape}; a graph needs one row of features per node.")
     num = len(x)
-    if edges.ndim != 2 or len(edges) != 2 or edges.dtype.kind not in "iu":
-        raise TightropeError(
-            f"edge_index has shape {edges.shape} of {edges.dtype}; it must be (2, E) of integers."
-        )
+    masks = [_array(data, name, np.zeros(num, bool)) for name in _MASKS]
+    _typed("edge_index", edges, edges.ndim == 2 and len(edges) == 2, "iu", "(2, E) of integers")
+    _typed("x", x, True, "fiub", "real numbers")
+    _typed("y", y, y.shape == (num,), "iub", f"({num},) of integers")
+    for name, mask in zip(_MASKS, masks, strict=True):
+        _typed(name, mask, mask.shape == (num,), "b", f"({num},) of bool")
     _refuse(
         ((edges < 0) | (edges >= num)).any(0),
         lambda k: f"edge {k} goes from {edges[0, k]} to {edges[1, k]}; nodes are 0 to {num - 1}.",
     )
-    if x.dtype.kind not in "fiub":
-        raise TightropeError(f"x has type {x.dtype}; features must be real numbers.")
-    _refuse(
-        ~np.isfinite(x).all(1), lambda k: f"x has a value that is not finite in row {k}. Replace it first."
-    )
+    _refuse(~np.isfinite(x).all(1), lambda k: f"x has a value that is not finite in row {k}. Replace it.")
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(x, np.float32)
-    if not np.isfinite(rows).all():
-        raise TightropeError("x has a value beyond 32-bit floats. Scale the features first.")
-    if y.shape != (num,) or y.dtype.kind not in "iub":
-        raise TightropeError(f"y has shape {y.shape} of {y.dtype}; it must be ({num},) of integers.")
-    names = "train_mask", "val_mask", "test_mask"
-    masks = [_array(data, name, np.zeros(num, bool)) for name in names]
-    for name, mask in zip(names, masks, strict=True):
-        if mask.shape != (num,) or mask.dtype != bool:
-            raise TightropeError(
-                f"{name} has shape {mask.shape} of {mask.dtype}; it must be ({num},) of bool."
-            )
+    _refuse(~np.isfinite(rows).all(1), lambda k: f"x has a value beyond 32-bit floats in row {k}. Scale x.")
     if not masks[0].any():
         raise TightropeError("train_mask has no node: there is nothing to train on.")
     known = masks[0] | masks[1] | masks[2]
-    _refuse(known & (y < 0), lambda k: f"y is {y[k]} at node {k}; labels count from 0.")
     _refuse(
-        known & (y > _MOST_CLASSES), lambda k: f"y is {y[k]} at node {k}; at most {_MOST_CLASSES} is read."
+        known & ((y < 0) | (y > _MOST_CLASSES)),
+        lambda k: f"y is {y[k]} at node {k}; labels count from 0, and at most {_MOST_CLASSES} is read.",
     )
     return NodeGraph(np.ascontiguousarray(edges, np.int64), rows, y.astype(np.int64), *masks)
+
+
+def _typed(name: str, one: np.ndarray, fits: bool, kinds: str, needed: str) -> None:
+    if not fits or one.dtype.kind not in kinds:
+        raise TightropeError(f"{name} has shape {one.shape} of {one.dtype}; it must be {needed}.")
 
 
 def _refuse(wrong: Any, says: Callable[[int], str]) -> None:

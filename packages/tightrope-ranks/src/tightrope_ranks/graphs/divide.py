@@ -89,12 +89,14 @@ def parts_of(graph: NodeGraph, owner: np.ndarray, routes: tuple[Route, ...], mod
                 weights[route.source][number] = squares[which]
                 begin += len(which)
         central = int(inside[mine].sum())
-        near, mixed = into & inside[target], into & ~inside[target]
-        blocks = (
+        near, mixed = (
             BlockEdges(row[source[k]], place[target[k]] - first, weight[k], first, last - first, end)
-            for k, first, last, end in ((near, 0, central, len(mine)), (mixed, central, len(mine), begin))
+            for k, first, last, end in (
+                (into & inside[target], 0, central, len(mine)),
+                (into & ~inside[target], central, len(mine), begin),
+            )
         )
-        parts.append(GraphPart(rank, mine, *blocks, begin - len(mine), rows[rank], weights[rank]))
+        parts.append(GraphPart(rank, mine, near, mixed, begin - len(mine), rows[rank], weights[rank]))
     return parts
 
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from tightrope.core import Bytes
 from tightrope_ranks.compress.queue import MessageQueue, Ticket
+from tightrope_ranks.compress.rows import decode_rows, encode_rows
 from tightrope_ranks.graphs.layers import EdgeBlock
-from tightrope_ranks.graphs.rows import decode_rows, encode_rows
-from tightrope_ranks.graphs.traffic import Key, Keyed, RowTraffic, uniform
+from tightrope_ranks.graphs.traffic import Key, RowTraffic, uniform
 from tightrope_ranks.values.graphs import GraphPart, GraphPlan
 
 
@@ -41,12 +41,13 @@ class RowExchange:
     """What one rank sends and receives."""
 
     def __init__(self, part: GraphPart, plan: GraphPlan, queue: MessageQueue, seed: int) -> None:
-        self.part, self.plan, self.queue, self.seed = part, plan, queue, seed
-        self.mine = ["inputs" if not k and one == "kept" else one
-                     for k, one in enumerate(plan.holds[part.rank])]  # fmt: skip
-        self.floats = self.traffic = self.with_widths(uniform(plan.routes, len(plan.columns), 32))
+        self.part, self.queue, self.seed = part, queue, seed
+        self.ranks, self.mine = plan.ranks, plan.holds[part.rank]
+        self.peers = {k: plan.routes[k].target if k in part.weights else plan.routes[k].source
+                      for k in part.rows}  # fmt: skip
+        self.floats = self.traffic = RowTraffic(plan, uniform(plan, 32))
         self.blocks = EdgeBlock(part.central), EdgeBlock(part.marginal)
-        self.rows = {number: torch.from_numpy(rows) for number, rows in part.rows.items()}
+        self.rows = {k: torch.from_numpy(rows) for k, rows in part.rows.items()}
         self.epoch = self.sent = self.live = self.peak = 0  # bytes sent; held by messages and halos
         self.exact, self.overlap = False, True  # send floats; compute while messages are on the way
         self.times: list[MessageTime] = []  # of messages that were not exact
@@ -55,21 +56,13 @@ class RowExchange:
         self._tape: list[tuple[Any, ...]] = []
         self._pending: dict[Key, tuple[Ticket, Bytes, Tensor, list[int], MessageTime]] = {}
 
-    def with_widths(self, widths: Keyed) -> RowTraffic:
-        """Add up the messages of the plan with these widths."""
-        return RowTraffic(self.plan.columns, self.plan.held[0], self.plan.routes, widths)
-
-    def going(self, key: Key, *, again: bool = False) -> list[int]:
-        """List the routes of a message, see `RowTraffic.going`."""
-        return self.traffic.going(self.plan.holds, key, again=again)
-
     def prepare(self, features: Tensor) -> None:
         """Send the rows of the input to the ranks that keep them, once and as floats."""
-        self.exact, often = True, self.going((0, False))
-        self.send((0, False), features, [k for k in range(len(self.plan.routes)) if k not in often])
-        if self.mine[0] == "inputs":
+        self.exact, key, often = True, (0, False), self.traffic.going((0, False))
+        self.send(key, features, [k for k in range(len(self.traffic.plan.routes)) if k not in often])
+        if self.mine[0] == "kept":
             self.inputs = self.room(features)
-        self.receive((0, False), features[:0] if self.inputs is None else self.inputs[len(features) :])
+        self.receive(key, features if self.inputs is None else self.inputs[len(features) :])
         self.exact = False
 
     def forward(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
@@ -79,22 +72,20 @@ class RowExchange:
         return x
 
     def _forward(self, number: int, layer: Any, x: Tensor) -> Tensor:
-        key, hold, held = (number, False), "none" if self.exact else self.mine[number], None
-        self.send(key, x, self.going(key))
+        key, hold, held = (number, False), self.mine[number] if number and not self.exact else "", None
+        self.send(key, x, self.traffic.going(key))
         x = x.requires_grad_(number > 0 and not self.exact)
         central = layer(x, self.blocks[0])
+        rows, wire = self.join(number, x, keep=hold == "packed")
         if hold == "packed":
-            rows = self.room(x)
-            held = self.receive(key, rows[len(x) :], keep=True)
-        else:
-            rows = self.join(number, x)
-        if hold == "kept":
+            held = wire
+        elif hold == "kept":
             held = rows[len(x) :].clone()
             self.take(held.nbytes)
-        root = _rooted(rows) if x.requires_grad and not layer.reads_halo else None
-        with torch.set_grad_enabled(not self.exact and not layer.reads_halo):
+        root = _rooted(rows) if x.requires_grad and not self.traffic.reads else None
+        with torch.set_grad_enabled(not self.exact and not self.traffic.reads):
             marginal = layer(rows, self.blocks[1])
-        self.take(-self.halo_bytes(number, x))
+        self.release(number, x)
         if not self.exact:
             self._tape.append((layer, x, root, held, central, marginal))
         return torch.cat([central, marginal]).detach()
@@ -107,18 +98,18 @@ class RowExchange:
     def _backward(self, number: int, grad: Tensor) -> Tensor:
         layer, x, rows, held, central, marginal = self._tape.pop()
         key = number, True
-        if layer.reads_halo:
+        if self.traffic.reads:
             rows = self._held_again(number, x, held).detach().requires_grad_(number > 0)
             marginal = layer(rows, self.blocks[1])
         marginal.backward(grad[len(central) :])
         if number:
             own, halo = rows.grad[: len(x)].clone(), rows.grad[len(x) :]
             self.take(halo.nbytes)
-            self.send(key, halo, self.going(key))
+            self.send(key, halo, self.traffic.going(key))
             self.take(-halo.nbytes)
             del halo
-        if layer.reads_halo:
-            self.take(-self.halo_bytes(number, x))
+        if self.traffic.reads:
+            self.release(number, x)
         del rows, marginal
         central.backward(grad[: len(central)])
         if number:
@@ -130,22 +121,17 @@ class RowExchange:
     def _held_again(self, number: int, x: Tensor, held: Tensor | None) -> Tensor:
         """Give the rows that the forward had, from what was held or is sent again."""
         key = number, False
-        self.send(key, x, self.going(key, again=True), again=True)
+        self.send(key, x, self.traffic.going(key, again=True), again=True)
         if held is None:
-            return self.join(number, x)
-        self.receive(key, x[:0])
-        joined = self.room(x)
+            return self.join(number, x)[0]
+        self.receive(key, x)  # nothing: others have it sent again
+        rows = self.room(x)
         if self.mine[number] == "packed":
-            self.decode(key, self.ending(key, self.going(key))[1], held, joined[len(x) :])
+            self.decode(key, [k for k in self.peers if k not in self.part.weights], held, rows[len(x) :])
         else:
-            joined[len(x) :] = held
+            rows[len(x) :] = held
         self.take(-held.nbytes)
-        return joined
-
-    def ending(self, key: Key, routes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """List those of the routes whose message leaves here, and those whose message arrives."""
-        source, target = ([k for k in routes if ends[k] == self.part.rank] for ends in self.traffic.ends)
-        return (target, source) if key[1] else (source, target)
+        return rows
 
     @property
     def now(self) -> RowTraffic:
@@ -156,72 +142,69 @@ class RowExchange:
         """Encode and send rows of ``x``, or gradients of its halo; routes are those of all ranks."""
         if not routes:
             return
-        x, ranks, sizes, (leave, arrive) = x.contiguous(), self.plan.ranks, self.now.sizes[key], self.ending(key, routes)  # noqa: E501
-        comes, goes = [0] * ranks, [0] * ranks
-        for k in leave:
-            goes[self.traffic.ends[1 - key[1]][k]] = int(sizes[k])
-        for k in arrive:
-            comes[self.traffic.ends[int(key[1])][k]] = int(sizes[k])
-        out, wire = (torch.empty(sum(those), dtype=torch.uint8) for those in (goes, comes))
-        self.take(len(out) + len(wire))
-        for k, part in zip(leave, torch.split(out, sizes[leave].tolist()), strict=True):
+        x, sizes, widths = x.contiguous(), self.now.sizes[key], self.now.widths[key]
+        goes, comes = [0] * self.ranks, [0] * self.ranks
+        leave: list[int] = []
+        arrive: list[int] = []
+        for k in (k for k in routes if k in self.peers):
+            out = (k in self.part.weights) != key[1]
+            (leave if out else arrive).append(k)
+            (goes if out else comes)[self.peers[k]] = int(sizes[k])
+        sent, wire = (torch.empty(sum(those), dtype=torch.uint8) for those in (goes, comes))
+        self.take(len(sent) + len(wire))
+        for k, part in zip(leave, torch.split(sent, sizes[leave].tolist()), strict=True):
             traced = None if self.exact or again else self.traced.get(key, {}).get(k)
             seed = crc32(repr((self.seed, self.epoch, key, k)).encode())
-            encode_rows(x, self.rows[k], self.now.widths[key][k], seed, part, traced)
-        what = f"{'gradients' if key[1] else 'rows'} of layer {key[0]}"
-        most = int(self.now.by_sender(key, routes, ranks).max())
-        ticket = self.queue.put(lambda: dist.all_to_all_single(wire, out, comes, goes), what, most)
-        self._pending[key] = ticket, len(out), wire, arrive, MessageTime(key, routes, most, 0.0, 0.0)
-        self.sent += len(out)
+            encode_rows(x, self.rows[k], widths[k], seed, part, traced)
+        what, most = f"{'gradients' if key[1] else 'rows'} of layer {key[0]}", self.now.by_sender(key, routes)
+        told = MessageTime(key, routes, int(most.max()), 0.0, 0.0)
+        ticket = self.queue.put(lambda: dist.all_to_all_single(wire, sent, comes, goes), what, told.sent)
+        self._pending[key] = ticket, len(sent), wire, arrive, told
+        self.sent += len(sent)
         if not self.overlap:
             self.queue.wait(ticket)
 
-    def receive(self, key: Key, into: Tensor, *, keep: bool = False) -> Tensor:
-        """Wait for a message if there is one, write its rows or add its gradients; give what came, counted
-        if it is kept."""
+    def receive(self, key: Key, into: Tensor, *, keep: bool = False) -> Tensor | None:
+        """Wait for a message, if there is one, and decode it; give what came, which is counted if kept."""
         if key not in self._pending:
-            return torch.empty(0, dtype=torch.uint8)
+            return None
         now = time.perf_counter()
-        ticket, out, wire, arrive, told = self._pending.pop(key)
+        ticket, sent, wire, arrive, told = self._pending.pop(key)
         self.queue.wait(ticket)
         if not self.exact:
             window = max(0.0, now - ticket.start)
             self.times.append(told._replace(seconds=ticket.end - ticket.start, window=window))
         self.decode(key, arrive, wire, into)
-        self.take(-out if keep else -out - len(wire))
+        self.take(-sent if keep else -sent - len(wire))
         return wire
 
     def decode(self, key: Key, routes: list[int], wire: Tensor, into: Tensor) -> None:
         """Write the rows of a message, or add its gradients."""
-        sizes = self.now.sizes[key][routes].tolist()
+        sizes, widths = self.now.sizes[key][routes].tolist(), self.now.widths[key]
         for k, part in zip(routes, torch.split(wire, sizes), strict=True):
-            decode_rows(part, self.rows[k], self.now.widths[key][k], into, add=key[1])
+            decode_rows(part, self.rows[k], widths[k], into, add=key[1])
 
-    def join(self, number: int, x: Tensor) -> Tensor:
-        """Give the own rows and behind them the halo, once it is there."""
-        if self.mine[number] == "inputs":
-            self.receive((number, False), x[:0])  # others have it sent
-            assert self.inputs is not None
-            return self.inputs
-        joined = self.room(x)
-        self.receive((number, False), joined[len(x) :])
-        return joined
+    def join(self, number: int, x: Tensor, *, keep: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Give the own rows and behind them the halo, once it is there, and what came."""
+        rows = self.room(x) if number or self.inputs is None else self.inputs
+        return rows, self.receive((number, False), rows[len(x) :], keep=keep)
 
     def room(self, x: Tensor) -> Tensor:
         """Give the own rows and room for the halo."""
-        joined = x.new_empty(len(x) + self.part.halo, x.shape[1])
-        joined[: len(x)] = x.detach()
-        self.take(joined[len(x) :].nbytes)
-        return joined
+        rows = x.new_empty(len(x) + self.part.halo, x.shape[1])
+        rows[: len(x)] = x.detach()
+        self.take(rows[len(x) :].nbytes)
+        return rows
 
     def take(self, size: Bytes) -> None:
         """Count bytes that are now held; negative = given back."""
         self.live += size
         self.peak = max(self.peak, self.live)
 
-    def halo_bytes(self, number: int, x: Tensor) -> Bytes:
-        """Bytes of the halo in front of a layer, where it does not stay."""
-        return 0 if self.mine[number] == "inputs" else self.part.halo * x.shape[1] * x.itemsize
+    def release(self, number: int, x: Tensor) -> None:
+        """Give back the halo in front of a layer, where it does not stay."""
+        if number or self.inputs is None:
+            self.take(-self.part.halo * x.shape[1] * x.itemsize)
 
 
 def _rooted(rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Gaps        Attention takes memory for each edge and head.
 
 import warnings
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,14 +47,7 @@ class _NeighbourSums(torch.autograd.Function):
         return (ctx.out_of @ grad) if ctx.needs_input_grad[0] else None, None, None
 
 
-class GraphLayer(nn.Module):
-    """A layer over rows: ``forward(rows, block)`` gives the nodes of the block."""
-
-    reads_halo: ClassVar[bool] = False
-    """Whether its backward reads the rows, and not their sums alone."""
-
-
-class _GraphConvolution(GraphLayer):
+class _GraphConvolution(nn.Module):
     """GCN: weighted sums of neighbours' rows, times a matrix."""
 
     def __init__(self, columns: int, out: int) -> None:
@@ -65,7 +58,7 @@ class _GraphConvolution(GraphLayer):
         return self.linear(block.sums(rows))  # type: ignore[no-any-return]
 
 
-class _GraphSage(GraphLayer):
+class _GraphSage(nn.Module):
     """GraphSAGE: the mean of neighbours' rows and the own row, each times a matrix."""
 
     def __init__(self, columns: int, out: int) -> None:
@@ -77,10 +70,8 @@ class _GraphSage(GraphLayer):
         return self.own(own) + self.others(block.sums(rows))  # type: ignore[no-any-return]
 
 
-class _GraphAttention(GraphLayer):
+class _GraphAttention(nn.Module):
     """GAT: sums of neighbours' rows times a matrix, weighted by attention in four heads, or one."""
-
-    reads_halo = True
 
     def __init__(self, columns: int, out: int) -> None:
         super().__init__()
@@ -106,6 +97,8 @@ class _GraphAttention(GraphLayer):
 
 
 MODELS = {"gcn": _GraphConvolution, "sage": _GraphSage, "gat": _GraphAttention}
+READS_HALO = ("gat",)
+"""Models whose backward reads the rows, and not their sums alone."""
 
 
 def build(model: str, columns: tuple[int, ...], seed: int) -> nn.ModuleList:

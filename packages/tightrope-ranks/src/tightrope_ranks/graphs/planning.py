@@ -9,10 +9,10 @@ from msgspec.structs import replace as changed
 from tightrope.core import Bytes, TightropeError, parse_bytes
 from tightrope.core.units import shown
 from tightrope_ranks.compress.queue import Link
+from tightrope_ranks.compress.rows import WIDTHS
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import divide, routes_of
-from tightrope_ranks.graphs.layers import MODELS
-from tightrope_ranks.graphs.rows import WIDTHS
+from tightrope_ranks.graphs.layers import MODELS, READS_HALO
 from tightrope_ranks.graphs.traffic import Keyed, RowTraffic, choose_holds, peak, uniform
 from tightrope_ranks.graphs.widths import choose_widths
 from tightrope_ranks.values.graphs import GraphPlan, NodeGraph, RowMessage, WidthProblem
@@ -107,15 +107,14 @@ def plan(graph: Any, ranks: int, options: GraphOptions | None = None, *, parts: 
     check_options(options)
     graph = read_graph(graph)
     owner, divided_by = divide(graph, ranks, parts)
-    routes, columns = routes_of(graph, owner, ranks), columns_of(graph, options)[:-1]
-    reads, widths = MODELS[options.model].reads_halo, uniform(routes, len(columns), options.bits or WARM)
+    columns, reads = columns_of(graph, options)[:-1], options.model in READS_HALO
     limit = None if options.limit is None else parse_bytes(options.limit, name="limit")
-    holds = choose_holds(RowTraffic(columns, reads, routes, widths), ranks, limit)
-    held = (reads,) * len(columns)
     draft = GraphPlan(
-        ranks, divided_by, tuple(owner.tolist()), columns, held, routes, (), holds, (), (), limit
-    )
-    return complete(draft, widths, options.link)
+        ranks, divided_by, tuple(owner.tolist()), columns, (reads,) * len(columns),
+        routes_of(graph, owner, ranks), (), (), (), (), limit,
+    )  # fmt: skip
+    traffic = RowTraffic(draft, uniform(draft, options.bits or WARM))
+    return complete(changed(draft, holds=choose_holds(traffic)), traffic.widths, options.link)
 
 
 def columns_of(graph: NodeGraph, options: GraphOptions) -> tuple[int, ...]:
@@ -127,13 +126,13 @@ def complete(
     draft: GraphPlan, widths: Keyed, link: Link | None = None, bound: tuple[float, float] = (0, 0)
 ) -> GraphPlan:
     """Give a plan its messages and what follows from them."""
-    traffic = RowTraffic(draft.columns, draft.held[0], draft.routes, widths)
+    traffic = RowTraffic(draft, widths)
     sent, seconds, messages = np.zeros(draft.ranks, np.int64), 0.0, []
     for key, sizes in traffic.sizes.items():
-        first, again = (traffic.going(draft.holds, key, again=again) for again in (False, True))
+        first, again = (traffic.going(key, again=again) for again in (False, True))
         messages += [RowMessage(*key, k, widths[key][k].tobytes(), int(sizes[k])) for k in first]
         for those in (first, again):
-            wire = traffic.by_sender(key, those, draft.ranks)
+            wire = traffic.by_sender(key, those)
             sent += wire
             seconds += span(link, int(wire.max())) if link is not None and those else 0.0
     peaks = tuple(peak(traffic, rank, draft.holds) for rank in range(draft.ranks))

@@ -18,56 +18,56 @@ from typing import Any
 import numpy as np
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes
-from tightrope_ranks.graphs.rows import row_bytes
-from tightrope_ranks.values.graphs import Route
+from tightrope_ranks.compress.rows import row_bytes
+from tightrope_ranks.values.graphs import GraphPlan
 
 _DECODE, _WIRE = 4e-10, 8e-9
 Key = tuple[int, bool]
 """A layer, and whether it is its backward."""
 Keyed = dict[Key, list[np.ndarray]]
 """Of each route, one number a row."""
-Holds = Sequence[Sequence[str]]
 
 
-def uniform(routes: Sequence[Route], layers: int, bits: int) -> Keyed:
+def uniform(plan: GraphPlan, bits: int) -> Keyed:
     """Give all rows the same width; the input has no gradients."""
-    keys = [(0, False), *itertools.product(range(1, layers), (False, True))]
-    return {key: [np.full(len(route.rows), bits, np.uint8) for route in routes] for key in keys}
+    keys = [(0, False), *itertools.product(range(1, len(plan.columns)), (False, True))]
+    return {key: [np.full(len(route.rows), bits, np.uint8) for route in plan.routes] for key in keys}
 
 
 class RowTraffic:
-    """What travels on each route: bytes of its messages with some widths, and as floats."""
+    """What travels on the routes of a plan: bytes of each message with some widths, and as floats."""
 
-    def __init__(self, columns: Sequence[int], reads: bool, routes: Sequence[Route], widths: Keyed) -> None:
-        self.reads, self.routes, self.widths = reads, routes, widths
-        self.layers = range(len(columns))
-        self.ends = np.array([(one.source, one.target) for one in routes], np.int64).reshape(-1, 2).T
-        rows = np.array([len(one.rows) for one in routes], np.int64)
-        self.floats = [rows * size * 4 for size in columns]
+    def __init__(self, plan: GraphPlan, widths: Keyed) -> None:
+        self.plan, self.widths, self.reads = plan, widths, plan.held[0]
+        self.layers = range(len(plan.columns))
+        self.ends = np.array([(one.source, one.target) for one in plan.routes], np.int64).reshape(-1, 2).T
+        rows = np.array([len(one.rows) for one in plan.routes], np.int64)
+        self.floats = [rows * columns * 4 for columns in plan.columns]
         self.sizes: Mapping[Key, np.ndarray] = {
-            key: np.array([row_bytes(columns[key[0]], bits).sum() for bits in those], np.int64)
+            key: np.array([row_bytes(plan.columns[key[0]], bits).sum() for bits in those], np.int64)
             for key, those in widths.items()
         }
 
-    def going(self, holds: Holds, key: Key, *, again: bool = False) -> list[int]:
+    def going(self, key: Key, *, again: bool = False) -> list[int]:
         """List the routes of a message of each epoch, or of rows that the backward gets again."""
-        layer, backward = key
-        if again and (backward or not self.reads):
-            return []
-        often = backward or (layer > 0 and not again)
-        return [k for k, one in enumerate(self.routes) if often or holds[one.target][layer] == "fetched"]
+        (layer, backward), holds = key, self.plan.holds
+        often, never = backward or (layer > 0 and not again), again and (backward or not self.reads)
+        return [
+            k for k, one in enumerate(self.plan.routes)
+            if not never and (often or holds[one.target][layer] == "fetched")
+        ]  # fmt: skip
 
-    def by_sender(self, key: Key, those: Sequence[int], ranks: int) -> np.ndarray:
+    def by_sender(self, key: Key, routes: Sequence[int]) -> np.ndarray:
         """Add up the bytes that each rank sends."""
-        senders = self.ends[int(key[1])][those]
-        return np.bincount(senders, self.sizes[key][those], ranks).astype(np.int64)
+        senders = self.ends[int(key[1])][routes]
+        return np.bincount(senders, self.sizes[key][routes], self.plan.ranks).astype(np.int64)
 
 
-def peak(traffic: RowTraffic, rank: int, holds: Holds) -> Bytes:
+def peak(traffic: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
     """Play the start, an evaluation and an epoch of one rank; give its most bytes."""
     (of, to), floats, sizes, mine = traffic.ends == rank, traffic.floats, traffic.sizes, holds[rank]
     halo = [int(one[to].sum()) for one in floats]
-    fetched = [of & np.array([holds[one.target][k] == "fetched" for one in traffic.routes], bool)
+    fetched = [of & np.array([holds[one.target][k] == "fetched" for one in traffic.plan.routes], bool)
                for k in traffic.layers]  # fmt: skip
     live = first = halo[0] * (mine[0] != "fetched")
     events: list[Any] = [floats[0][of & ~fetched[0]].sum() + 2 * first]
@@ -93,13 +93,14 @@ def peak(traffic: RowTraffic, rank: int, holds: Holds) -> Bytes:
     return int(max(events))
 
 
-def choose_holds(traffic: RowTraffic, ranks: int, limit: Bytes | None) -> tuple[tuple[str, ...], ...]:
-    """Choose per rank and layer; ``traffic`` has the largest sizes that will be used.
+def choose_holds(traffic: RowTraffic) -> tuple[tuple[str, ...], ...]:
+    """Choose per rank and layer within the limit of the plan; sizes are the largest that will be used.
 
     Raises:
         InfeasibleError: the limit cannot be held; names one that can.
     """
     others = ("kept", "packed", "fetched") if traffic.reads else ("none",)
+    ranks, limit = traffic.plan.ranks, traffic.plan.limit
     everyone = [("fetched",) * len(traffic.layers)] * ranks
     chosen, smallest = [], (0, 0)
     for rank in range(ranks):

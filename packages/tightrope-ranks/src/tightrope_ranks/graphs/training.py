@@ -23,7 +23,7 @@ from tightrope_ranks.graphs.divide import parts_of
 from tightrope_ranks.graphs.exchange import MessageTime, RowExchange
 from tightrope_ranks.graphs.layers import build
 from tightrope_ranks.graphs.planning import GraphOptions, plan
-from tightrope_ranks.graphs.traffic import Keyed, uniform
+from tightrope_ranks.graphs.traffic import Keyed, RowTraffic, uniform
 from tightrope_ranks.pipeline.launch import run_ranks
 from tightrope_ranks.values.graphs import GraphPart, GraphPlan
 
@@ -148,18 +148,32 @@ class GraphTrainer:
         self.seconds: list[float] = []
         self.profile: list[tuple[float, list[MessageTime]]] = []
         self.forecast: float | None = None
-        self._use(uniform(job.plan.routes, job.options.layers, job.options.bits or planning.WARM))
+        self._use(uniform(job.plan, job.options.bits or planning.WARM))
         self.exchange.prepare(self.features)
 
     def epoch(self) -> None:
-        """Train one epoch; choose widths first where it is time."""
+        """Train one epoch of all ranks together; choose widths first where it is time."""
         number, options, exchange = len(self.losses), self.options, self.exchange
         if options.bits is None and number >= _WARM_EPOCHS and (number - _WARM_EPOCHS) % options.every == 0:
             self._choose()
         exchange.epoch, exchange.times, exchange.sent = number, [], 0
         start = time.perf_counter()
-        self.losses.append(self.step())
+        self.optimizer.zero_grad()
+        outputs = exchange.forward(self.layers, self.features).requires_grad_()
+        scores, labels = outputs[self.train], self.labels[self.train]
+        loss = nn.functional.cross_entropy(scores, labels, reduction="sum") / self.job.counts["train"]
+        exchange.backward(*torch.autograd.grad(loss, outputs))
+        grads = [one.grad for one in self.layers.parameters() if one.grad is not None]
+        flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None]])
+        wait(self.queue, lambda: dist.all_reduce(flat), "gradients of the parameters", flat.nbytes)
+        if not torch.isfinite(flat).all():
+            raise TightropeError(
+                f"the loss or a gradient of epoch {number} is not finite. Scale the features, or lower rate."
+            )
+        for grad, mean in zip(grads, torch.split(flat[:-1], [one.numel() for one in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
         self.optimizer.step()
+        self.losses.append(float(flat[-1]))
         self.seconds.append(time.perf_counter() - start)
         self.profile = [*self.profile[2 - _WARM_EPOCHS :], (self.seconds[-1], exchange.times)]
 
@@ -172,25 +186,6 @@ class GraphTrainer:
         }  # fmt: skip
         self.queue.close()
         return told, sent, self.exchange.peak
-
-    def step(self) -> float:
-        """Compute loss and gradients of all ranks together."""
-        self.optimizer.zero_grad()
-        outputs = self.exchange.forward(self.layers, self.features).requires_grad_()
-        scores, labels = outputs[self.train], self.labels[self.train]
-        loss = nn.functional.cross_entropy(scores, labels, reduction="sum") / self.job.counts["train"]
-        self.exchange.backward(*torch.autograd.grad(loss, outputs))
-        grads = [one.grad for one in self.layers.parameters() if one.grad is not None]
-        flat = torch.cat([one.flatten() for one in grads] + [loss.detach()[None]])
-        wait(self.queue, lambda: dist.all_reduce(flat), "gradients of the parameters", flat.nbytes)
-        if not torch.isfinite(flat).all():
-            raise TightropeError(
-                f"the loss or a gradient of epoch {self.exchange.epoch} is not finite. "
-                "Scale the features, or lower rate."
-            )
-        for grad, mean in zip(grads, torch.split(flat[:-1], [one.numel() for one in grads]), strict=True):
-            grad.copy_(mean.view_as(grad))
-        return float(flat[-1])
 
     @torch.no_grad()
     def accuracy(self) -> dict[str, float]:
@@ -205,7 +200,7 @@ class GraphTrainer:
 
     def _use(self, widths: Keyed) -> None:
         """Hand widths to the exchange; where they will be chosen again, ranges are traced from now on."""
-        self.exchange.traffic = self.exchange.with_widths(widths)
+        self.exchange.traffic = RowTraffic(self.job.plan, widths)
         if self.options.bits is None:
             rows, own = self.job.part.rows, self.job.part.weights
             self.exchange.traced = {
@@ -214,25 +209,26 @@ class GraphTrainer:
 
     def _choose(self) -> None:
         """Choose widths on rank 0 from the ranges of all ranks, and use them on every rank."""
-        traffic, gathered, answer = self.exchange.traffic, [None] * self.plan.ranks, [None]
-        own: Any = {
-            key: {
-                k: one.double().numpy() * (1 if key[1] else self.job.part.weights[k])
-                for k, one in traced.items()
-            }
+        weights, going = self.job.part.weights, self.exchange.traffic.going
+        gathered: list[Any] = [None] * self.plan.ranks
+        answer: list[Any] = [None]
+        own = {
+            key: {k: one.double().numpy() * (1 if key[1] else weights[k]) for k, one in traced.items()}
             for key, traced in self.exchange.traced.items()
-            if self.exchange.going(key)
+            if going(key)
         }
         wait(self.queue, lambda: dist.all_gather_object(gathered, own), "ranges")
         if self.job.part.rank == 0:
             link, beta = self.options.link or _measured(self.profile), {}
             for key in own:
-                found = {k: one for its in gathered for k, one in its[key].items()}
-                beta[key] = [found[k] * self.plan.columns[key[0]] / 6 for k in range(len(self.plan.routes))]
+                found = {
+                    k: one * self.plan.columns[key[0]] / 6 for its in gathered for k, one in its[key].items()
+                }
+                beta[key] = [found[k] for k in sorted(found)]
             answer = [(*planning.rechoose(self.plan, beta, link, self.options), link)]
         wait(self.queue, lambda: dist.broadcast_object_list(answer, 0), "widths")
         chosen, bound, link = answer[0]
-        self._use({**traffic.widths, **chosen})
+        self._use({**self.exchange.traffic.widths, **chosen})
         self.plan = planning.complete(self.plan, self.exchange.traffic.widths, link, bound)
         self.forecast = self.forecast or self._forecast(link)
 
@@ -241,7 +237,7 @@ class GraphTrainer:
         forecasts = []
         for seconds, times in self.profile:
             for one in times:
-                new = self.exchange.traffic.by_sender(one.key, one.routes, self.plan.ranks).max()
+                new = self.exchange.traffic.by_sender(one.key, one.routes).max()
                 late = max(0.0, one.seconds - planning.span(link, one.sent))  # of the other ranks
                 now = late + planning.span(link, int(new))
                 seconds += max(0.0, now - one.window) - max(0.0, one.seconds - one.window)

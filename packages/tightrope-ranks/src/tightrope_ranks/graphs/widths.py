@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tightrope.core import TightropeError
-from tightrope_ranks.graphs.rows import row_bytes
+from tightrope_ranks.compress.rows import row_bytes
 from tightrope_ranks.values.graphs import WidthChoice, WidthProblem
 
 
