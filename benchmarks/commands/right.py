@@ -55,6 +55,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "export": {"source": "@layers.py:build", "budget": "1MiB", "to": "blocks", "output": "@out.py"},
     "experts": {"tokens": "64", "dim": "8", "hidden": "8", "experts": "4"},
     "fleet": {"profile": "@fleet.toml"},
+    "graphs plan": {"graph": "@edges.csv", "ranks": "2"},
     "hypergraph": {"file": "@pairs.csv"},
     "jobs": {"file": "@jobs.csv", "capacity": "64"},
     "judge": {"plan": "@step.plan.json", "graph": "@step.graph.json"},
@@ -86,6 +87,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
 
 TABLES: Final = {
     "buffers.csv": "id,lower,upper,size\n0,0,4,64\n1,2,6,128\n",
+    "edges.csv": "0,1\n1,2\n2,3\n3,0\n",
     "pairs.csv": "0,0\n1,0\n1,1\n2,1\n",
     "jobs.csv": "name,start,end,cores\n" + "".join(f"j{i},{i},{i + 9},4\n" for i in range(20)),
     "trees.csv": "a,b,y\n" + "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(60)),

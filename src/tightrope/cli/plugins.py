@@ -44,6 +44,7 @@ KNOWN: Final = {
     "experts": PluginCommand("experts", "Forecast the bytes of a layer of experts."),
     "export": PluginCommand("export", "Write what to recompute for other engines."),
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),
+    "graphs": PluginCommand("ranks", "Plan training on a graph over ranks."),
     "hypergraph": PluginCommand("forms", "Measure a convolution over a hypergraph."),
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
     "lock": PluginCommand("verify", "Write down what an environment holds."),

@@ -13,7 +13,7 @@ from tightrope_ranks.compress.rows import WIDTHS
 from tightrope_ranks.graphs.data import read_graph
 from tightrope_ranks.graphs.divide import divide, routes_of
 from tightrope_ranks.graphs.layers import MODELS, READS_HALO
-from tightrope_ranks.graphs.traffic import Keyed, RowTraffic, choose_holds, peak, uniform
+from tightrope_ranks.graphs.traffic import Keyed, RowTraffic, choose_holds, peak, sums_of, uniform
 from tightrope_ranks.graphs.widths import choose_widths
 from tightrope_ranks.values.graphs import GraphPlan, NodeGraph, RowMessage, WidthProblem
 
@@ -135,7 +135,10 @@ def complete(
             wire = traffic.by_sender(key, those)
             sent += wire
             seconds += span(link, int(wire.max())) if link is not None and those else 0.0
-    peaks = tuple(peak(traffic, rank, draft.holds) for rank in range(draft.ranks))
+    peaks = tuple(
+        peak(sums_of(traffic, rank, draft.holds), traffic.reads, mine)
+        for rank, mine in enumerate(draft.holds)
+    )
     return changed(
         draft, messages=tuple(messages), peaks=peaks, sent=tuple(sent.tolist()), seconds=seconds, bound=bound
     )

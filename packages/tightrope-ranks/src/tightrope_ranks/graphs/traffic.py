@@ -13,7 +13,7 @@ Gaps        Ranks choose one by one: each leaves room to send its rows to all ot
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,6 @@ class RowTraffic:
 
     def __init__(self, plan: GraphPlan, widths: Keyed) -> None:
         self.plan, self.widths, self.reads = plan, widths, plan.held[0]
-        self.layers = range(len(plan.columns))
         self.ends = np.array([(one.source, one.target) for one in plan.routes], np.int64).reshape(-1, 2).T
         rows = np.array([len(one.rows) for one in plan.routes], np.int64)
         self.floats = [rows * columns * 4 for columns in plan.columns]
@@ -63,34 +62,51 @@ class RowTraffic:
         return np.bincount(senders, self.sizes[key][routes], self.plan.ranks).astype(np.int64)
 
 
-def peak(traffic: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> Bytes:
+class _Sums(NamedTuple):
+    """Bytes of a rank in front of a layer: as floats, and as messages with their widths."""
+
+    halo: Bytes
+    floats: Bytes
+    floats_again: Bytes  # to the ranks that have rows sent again; those of the input in each epoch
+    sent: Bytes
+    sent_again: Bytes
+    arriving: Bytes
+    gradients: Bytes  # both ways
+
+
+def sums_of(traffic: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> list[_Sums]:
+    """Add up what one rank sends and gets; of ``holds`` those of the others are read."""
+    (of, to), found = traffic.ends == rank, []
+    for layer, floats in enumerate(traffic.floats):
+        again = of & np.array([holds[k][layer] == "fetched" for k in traffic.ends[1]], bool)
+        rows, back = traffic.sizes[layer, False], traffic.sizes.get((layer, True), floats)
+        pairs = (floats, to), (floats, of), (floats, again), (rows, of), (rows, again), (rows, to)
+        found.append(_Sums(*(int(size[mask].sum()) for size, mask in (*pairs, (back, of | to)))))
+    return found
+
+
+def peak(layers: Sequence[_Sums], reads: bool, mine: Sequence[str]) -> Bytes:
     """Play the start, an evaluation and an epoch of one rank; give its most bytes."""
-    (of, to), floats, sizes, mine = traffic.ends == rank, traffic.floats, traffic.sizes, holds[rank]
-    halo = [int(one[to].sum()) for one in floats]
-    fetched = [of & np.array([holds[one.target][k] == "fetched" for one in traffic.plan.routes], bool)
-               for k in traffic.layers]  # fmt: skip
-    live = first = halo[0] * (mine[0] != "fetched")
-    events: list[Any] = [floats[0][of & ~fetched[0]].sum() + 2 * first]
-    for layer in traffic.layers:
-        leaving, comes = of if layer else fetched[0], layer > 0 or not first
-        arriving = sizes[layer, False][to].sum() * comes
-        events.append(first + floats[layer][leaving].sum() + 2 * halo[layer] * comes)
-        events.append(live + sizes[layer, False][leaving].sum() + arriving + halo[layer] * comes)
-        if mine[layer] == "kept" and comes:
-            events.append(live + 2 * halo[layer])
-            live += halo[layer]
-        live += arriving * (mine[layer] == "packed")
-    for layer in reversed(traffic.layers):
-        arriving = sizes[layer, False][to].sum()
-        if traffic.reads:
-            again = (arriving + halo[layer]) * (mine[layer] == "fetched")
-            events.append(live + sizes[layer, False][fetched[layer]].sum() + again)
-        if layer and mine[layer] in ("kept", "packed"):
-            events.append(live + halo[layer])
-            live -= arriving if mine[layer] == "packed" else halo[layer]
+    live = first = layers[0].halo * (mine[0] != "fetched")
+    events = [layers[0].floats - layers[0].floats_again + 2 * first]
+    for layer, (one, hold) in enumerate(zip(layers, mine, strict=True)):
+        floats, sent = (one.floats, one.sent) if layer else (one.floats_again, one.sent_again)
+        comes = layer > 0 or not first
+        events.append(first + floats + 2 * one.halo * comes)
+        events.append(live + sent + (one.arriving + one.halo) * comes)
+        if hold == "kept" and comes:
+            events.append(live + 2 * one.halo)
+            live += one.halo
+        live += one.arriving * (hold == "packed")
+    for layer, (one, hold) in reversed(list(enumerate(zip(layers, mine, strict=True)))):
+        if reads:
+            events.append(live + one.sent_again + (one.arriving + one.halo) * (hold == "fetched"))
+        if layer and hold in ("kept", "packed"):
+            events.append(live + one.halo)
+            live -= one.arriving if hold == "packed" else one.halo
         if layer:
-            events.append(live + (1 + traffic.reads) * halo[layer] + sizes[layer, True][of | to].sum())
-    return int(max(events))
+            events.append(live + (1 + reads) * one.halo + one.gradients)
+    return max(events)
 
 
 def choose_holds(traffic: RowTraffic) -> tuple[tuple[str, ...], ...]:
@@ -101,15 +117,15 @@ def choose_holds(traffic: RowTraffic) -> tuple[tuple[str, ...], ...]:
     """
     others = ("kept", "packed", "fetched") if traffic.reads else ("none",)
     ranks, limit = traffic.plan.ranks, traffic.plan.limit
-    everyone = [("fetched",) * len(traffic.layers)] * ranks
+    everyone = [("fetched",) * len(traffic.floats)] * ranks
     chosen, smallest = [], (0, 0)
     for rank in range(ranks):
-        of, to = (int(traffic.floats[0][ends == rank].sum()) for ends in traffic.ends)
-        priced = []
-        for holds in itertools.product(("kept", "fetched"), *[others] * (len(traffic.layers) - 1)):
-            size = peak(traffic, rank, [*everyone[:rank], holds, *everyone[rank + 1 :]])
-            size = max(size, of + 2 * to * (holds[0] == "kept"))  # where all others keep the input
-            priced.append((price(traffic, rank, holds), size, holds))
+        priced, layers = [], sums_of(traffic, rank, everyone)
+        for holds in itertools.product(("kept", "fetched"), *[others] * (len(layers) - 1)):
+            start = layers[0].floats + 2 * layers[0].halo * (holds[0] == "kept")  # all others keep the input
+            priced.append(
+                (price(layers, traffic.reads, holds), max(start, peak(layers, traffic.reads, holds)), holds)
+            )
         smallest = max(smallest, (min(size for _, size, _ in priced), rank))
         chosen.append(min((one for one in priced if limit is None or one[1] <= limit), default=(0, 0, ()))[2])
     if limit is not None and limit < smallest[0]:
@@ -121,12 +137,12 @@ def choose_holds(traffic: RowTraffic) -> tuple[tuple[str, ...], ...]:
     return tuple(chosen)
 
 
-def price(traffic: RowTraffic, rank: int, holds: Sequence[str]) -> float:
+def price(layers: Sequence[_Sums], reads: bool, mine: Sequence[str]) -> float:
     """Give the seconds that a choice adds to an epoch, at 1 Gbit/s and the decoder's pace."""
-    seconds, to = 0.0, traffic.ends[1] == rank
-    for layer, hold in enumerate(holds):
-        decoded = traffic.floats[layer][to].sum() * _DECODE
-        times = (layer == 0) + traffic.reads  # forward of the input, and where the backward reads it
-        fetched = times * (traffic.sizes[layer, False][to].sum() * _WIRE + decoded)
+    seconds = 0.0
+    for layer, (one, hold) in enumerate(zip(layers, mine, strict=True)):
+        decoded = one.halo * _DECODE
+        times = (layer == 0) + reads  # forward of the input, and where the backward reads it
+        fetched = times * (one.arriving * _WIRE + decoded)
         seconds += fetched if hold == "fetched" else decoded * (hold == "packed")
-    return float(seconds)
+    return seconds
