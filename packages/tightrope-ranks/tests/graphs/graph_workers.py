@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tightrope.core import RankError
 from tightrope_ranks.graphs.training import GraphTrainer
 from tightrope_ranks.values.graphs import NodeGraph
 
@@ -27,13 +29,22 @@ def trained(rank: int, _: int, folder: str) -> list[Any]:
     return found
 
 
-def died(rank: int, _: int, folder: str) -> None:
-    """Train for ever; rank 1 is killed in the middle."""
+def died(rank: int, _: int, folder: str, signal_: int) -> None:
+    """Train for ever; rank 1 is killed or stopped in the middle, and the others say when they noticed."""
     trainer = GraphTrainer(pickle.loads((Path(folder) / "jobs").read_bytes())[0][rank])
     for epoch in range(10**6):
         if rank == 1 and epoch == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        trainer.epoch()
+            (Path(folder) / "lost").write_text(f"{os.getpid()} {time.time()}")
+            os.kill(os.getpid(), signal_)
+        try:
+            trainer.epoch()
+        except RankError:
+            pid, lost = (Path(folder) / "lost").read_text().split()
+            (Path(folder) / f"noticed{rank}").write_text(str(time.time() - float(lost)))
+            if signal_ == signal.SIGSTOP and rank == 0:
+                time.sleep(1.0)  # for the others to notice it themselves
+                os.kill(int(pid), signal.SIGKILL)
+            raise
 
 
 def dense(graph: NodeGraph, model: str, layers: nn.ModuleList) -> tuple[float, dict[str, torch.Tensor]]:

@@ -13,12 +13,13 @@ import pytest
 import torch
 from msgspec.structs import replace as changed
 
+from benchmarks.graphs.damaged import damaged
 from benchmarks.graphs.made import clustered
 from tightrope.core import InfeasibleError, JudgeError, TightropeError
 from tightrope_ranks.graphs import GraphOptions, plan
 from tightrope_ranks.graphs.divide import divide, routes_of
 from tightrope_ranks.judge.graphs import check_graph_plan
-from tightrope_ranks.values.graphs import GraphPlan, Route
+from tightrope_ranks.values.graphs import GraphPlan
 
 GRAPH = clustered(2, num=400, clusters=4, columns=12, mixed=0.2)
 GAT = GraphOptions(model="gat", bits=4, hidden=16)
@@ -49,54 +50,6 @@ def test_plans_are_accepted_with_any_limit_that_is_named(model: str, ranks: int)
             plan(GRAPH, ranks, replace(options, limit=smallest - 1))
 
 
-def damaged(plan_: GraphPlan, rng: random.Random) -> GraphPlan:
-    """Break one thing of a plan."""
-    routes, messages, owner, holds = (
-        list(one) for one in (plan_.routes, plan_.messages, plan_.owner, plan_.holds)
-    )
-    at, message = rng.randrange(len(routes)), rng.randrange(len(messages))
-    route, one = routes[at], messages[message]
-    row = rng.randrange(len(route.rows))
-    kind = rng.randrange(14)
-    if kind == 0:
-        routes[at] = changed(route, rows=route.rows[:row] + route.rows[row + 1 :])
-    elif kind == 1:
-        routes[at] = changed(route, rows=(*route.rows, route.rows[row]))
-    elif kind == 2:
-        routes[at] = changed(
-            route, rows=(*route.rows[:row], (route.rows[row] + 1) % len(owner), *route.rows[row + 1 :])
-        )
-    elif kind == 3:
-        del routes[at]
-    elif kind == 4:
-        routes.append(Route(route.target, route.source, route.rows))
-    elif kind == 5:
-        del messages[message]
-    elif kind == 6:
-        messages.append(one)
-    elif kind == 7:
-        width = rng.randrange(len(one.widths))
-        bits = rng.choice([b for b in (0, 1, 2, 3, 8, 16, 32, 255) if b != one.widths[width]])
-        messages[message] = changed(one, widths=one.widths[:width] + bytes([bits]) + one.widths[width + 1 :])
-    elif kind == 8:
-        messages[message] = changed(one, sent=one.sent + rng.choice([-1, 1, 100]))
-    elif kind == 9:
-        return changed(plan_, peaks=(plan_.peaks[0] - 1, *plan_.peaks[1:]))
-    elif kind == 10:
-        return changed(plan_, sent=(plan_.sent[0] + 1, *plan_.sent[1:]))
-    elif kind == 11:
-        rank, layer = rng.randrange(len(holds)), rng.randrange(len(plan_.columns))
-        holds[rank] = (*holds[rank][:layer], rng.choice(["none", "x", ""]), *holds[rank][layer + 1 :])
-    elif kind == 12:
-        return changed(plan_, limit=max(plan_.peaks) - 1)
-    else:
-        node = rng.choice(route.rows)
-        owner[node] = (owner[node] + 1) % plan_.ranks
-    return changed(
-        plan_, routes=tuple(routes), messages=tuple(messages), owner=tuple(owner), holds=tuple(holds)
-    )
-
-
 @pytest.mark.parametrize("limited", [False, True])
 def test_two_hundred_damaged_plans_are_refused(limited: bool) -> None:
     made = plan(GRAPH, 3, replace(GAT, limit=tightest(3, GAT) if limited else None))
@@ -106,6 +59,56 @@ def test_two_hundred_damaged_plans_are_refused(limited: bool) -> None:
         assert wrong != made, number
         with pytest.raises(JudgeError):
             check_graph_plan(GRAPH.edges, wrong)
+
+
+def with_message(made: GraphPlan, **changes: Any) -> GraphPlan:
+    return changed(made, messages=(changed(made.messages[0], **changes), *made.messages[1:]))
+
+
+BROKEN: dict[str, tuple[Callable[[GraphPlan], GraphPlan], str]] = {
+    "a width that is none": (
+        lambda made: with_message(made, widths=b"\x03" + made.messages[0].widths[1:]),
+        "needs one of the widths",
+    ),
+    "the bytes of another width": (
+        lambda made: with_message(made, widths=b"\x08" + made.messages[0].widths[1:]),
+        "claims .* bytes; its rows have",
+    ),
+    "a row twice": (
+        lambda made: changed(
+            made,
+            routes=(
+                changed(made.routes[0], rows=(made.routes[0].rows[0], *made.routes[0].rows)),
+                *made.routes[1:],
+            ),
+        ),
+        "goes 2 times from rank 0 to 1",
+    ),
+    "a row left out": (
+        lambda made: changed(
+            made, routes=(changed(made.routes[0], rows=made.routes[0].rows[1:]), *made.routes[1:])
+        ),
+        "rank 1 needs row .* of rank 0; no route has it",
+    ),
+    "a message twice": (
+        lambda made: changed(made, messages=(*made.messages, made.messages[0])), "is there twice"
+    ),
+    "a message left out": (lambda made: changed(made, messages=made.messages[1:]), "1 messages are missing"),
+    "over the bytes": (
+        lambda made: changed(made, limit=max(made.peaks) - 1), "bytes are held; the limit is"
+    ),
+    "fewer bytes than are held": (
+        lambda made: changed(made, peaks=tuple(one - 1 for one in made.peaks)), "played, it takes"
+    ),
+    "a bound above": (lambda made: changed(made, bound=(2.0, 1.0)), "cannot be right"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_judge_says_what_is_wrong(name: str) -> None:
+    broken, says = BROKEN[name]
+    with pytest.raises(JudgeError, match=says):
+        check_graph_plan(GRAPH.edges, broken(plan(GRAPH, 2, GAT)))
 
 
 def test_plans_can_be_written_and_read() -> None:

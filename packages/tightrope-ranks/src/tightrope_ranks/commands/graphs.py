@@ -88,7 +88,7 @@ def plan_command(
         read = replace(read, features=np.broadcast_to(np.zeros(1, np.float32), (read.num_nodes, features)))
     options = GraphOptions(model=model, hidden=hidden, layers=layers, bits=bits, limit=bytes_limit)
     made = plan(read, ranks, options)
-    check_graph_plan(read.edges, made)
+    check_graph_plan(read.edges.tolist(), made)
     rows, least = rank_rows(read, made), least_sent(made)
     if output is not None:
         write_whole(output, msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")

@@ -3,7 +3,7 @@
 import pickle
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -230,19 +230,21 @@ class GraphTrainer:
         chosen, bound, link = answer[0]
         self._use({**self.exchange.traffic.widths, **chosen})
         self.plan = planning.complete(self.plan, self.exchange.traffic.widths, link, bound)
-        self.forecast = self.forecast or self._forecast(link)
+        self.forecast = self.forecast or forecast_epoch(self.profile, self.exchange.traffic, link)
 
-    def _forecast(self, link: Link) -> float:
-        """Take the waits of the epochs before out of their seconds, and put those of the new widths in."""
-        forecasts = []
-        for seconds, times in self.profile:
-            for one in times:
-                new = self.exchange.traffic.by_sender(one.key, one.routes).max()
-                late = max(0.0, one.seconds - planning.span(link, one.sent))  # of the other ranks
-                now = late + planning.span(link, int(new))
-                seconds += max(0.0, now - one.window) - max(0.0, one.seconds - one.window)
-            forecasts.append(seconds)
-        return float(median(forecasts))
+
+def forecast_epoch(
+    profile: Sequence[tuple[float, Sequence[MessageTime]]], traffic: RowTraffic, link: Link
+) -> float:
+    """Take the waits of measured epochs out of their seconds, and put those of other widths in."""
+    forecasts = []
+    for seconds, times in profile:
+        for one in times:
+            new = planning.span(link, int(traffic.by_sender(one.key, one.routes).max()))
+            late = max(0.0, one.seconds - planning.span(link, one.sent))  # of the other ranks
+            seconds += max(0.0, late + new - one.window) - max(0.0, one.seconds - one.window)
+        forecasts.append(seconds)
+    return float(median(forecasts))
 
 
 def _measured(profile: list[tuple[float, list[MessageTime]]]) -> Link:

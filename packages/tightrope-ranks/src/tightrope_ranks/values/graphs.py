@@ -53,7 +53,7 @@ class GraphPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         ranks: how many.
-        divided_by: what chose the owners: metis, greedy or given.
+        divided_by: what chose the owners: metis or given.
         owner: rank of each node.
         columns: numbers in a row, in front of each layer.
         held: whether the backward of a layer reads its halo; False where sums of rows suffice.
