@@ -1,4 +1,4 @@
-"""Run it: ``python -m benchmarks graphs [--only Q1,Q2] [--json FILE]``; takes about four minutes of CPU.
+"""Run it: ``python -m benchmarks graphs [--only Q1,Q2] [--json FILE]``; takes about five minutes of CPU.
 
 Q1  rows in few bits: the mean of what arrives, its variance, and whether levels come back exactly
 Q2  the choice of widths against HiGHS, and its time for 10,000 groups
@@ -6,10 +6,13 @@ Q3  epochs at 200 Mbit/s (held to it in user space) against floats and 4 bits; a
 Q4  epochs with and without overlap, where at most half of the nodes are marginal
 Q5  forecasts of epochs against those of Q3
 Q6  time to encode 16 MiB
+W1  2,000 damaged plans for the judge
 """
 
+import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -18,10 +21,15 @@ from rich.console import Console
 
 from benchmarks.fleet.asked import print_asked
 from benchmarks.graphs import real
+from benchmarks.graphs.damaged import damaged
 from benchmarks.graphs.exact import milp, random_problem
+from benchmarks.graphs.made import clustered
 from benchmarks.micro.rows import Row
+from tightrope.core import JudgeError
 from tightrope_ranks.compress.rows import WIDTHS, decode_rows, encode_rows, row_bytes
+from tightrope_ranks.graphs import GraphOptions, plan
 from tightrope_ranks.graphs.widths import choose_widths
+from tightrope_ranks.judge.graphs import check_graph_plan
 
 _TIMES, _ROWS, _COLUMNS = 1000, 64, 256
 
@@ -126,6 +134,26 @@ def time_to_encode() -> list[Row]:
     ]
 
 
+def damaged_plans() -> list[Row]:
+    """Break one thing of a plan at a time, with a limit and without one."""
+    graph, options = clustered(2, num=400, clusters=4, columns=12, mixed=0.2), GraphOptions("gat", 16, bits=4)
+    made = plan(graph, 3, options)
+    plans, rng, refused = (
+        [made, plan(graph, 3, replace(options, limit=max(made.peaks) - 1))],
+        random.Random(0),
+        0,
+    )
+    edges = graph.edges.tolist()
+    for one in plans:
+        check_graph_plan(edges, one)
+    for number in range(2000):
+        try:
+            check_graph_plan(edges, damaged(plans[number % 2], rng))
+        except JudgeError:
+            refused += 1
+    return [Row("W1", "2,000 damaged plans of messages are refused", f"{refused}", refused == 2000)]
+
+
 def bars(_: Console) -> dict[str, Callable[[], list[Row]]]:
     """Give the bars by their names."""
     return {
@@ -135,6 +163,7 @@ def bars(_: Console) -> dict[str, Callable[[], list[Row]]]:
         "Q4": real.with_overlap,
         "Q5": real.forecasts,
         "Q6": time_to_encode,
+        "W1": damaged_plans,
     }
 
 

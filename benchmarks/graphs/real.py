@@ -95,15 +95,17 @@ def against_floats() -> list[Row]:
     ]
 
 
+def _error(one: dict[str, Any], last: dict[str, Any]) -> float:
+    """Compare forecasts from epochs of one training with the epochs of the last, round by round."""
+    pairs = zip(one["forecasts"][6:], last["seconds"][6:], strict=True)
+    return float(abs(median(a / b for a, b in pairs) - 1))
+
+
 def forecasts() -> list[Row]:
     """Compare epochs of chosen widths with forecasts from other epochs, of before and of the same time."""
     runs = _adaptive()
     before = [abs(one[2]["forecast"] / _epoch(one[2]) - 1) for one in runs]
-    paired = [
-        [abs(median(a / b for a, b in zip(one[kind]["forecasts"][6:], one[2]["seconds"][6:], strict=True)) - 1)
-         for one in runs]
-        for kind in (0, 1)
-    ]  # fmt: skip
+    paired = [[_error(one[kind], one[2]) for one in runs] for kind in (0, 1)]
     said = "; from {} of the same rounds {:.1f} %, at most {:.1f} %"
     figures = [(100 * median(wrong), 100 * max(wrong)) for wrong in (before, *paired)]
     return [

@@ -69,6 +69,8 @@ def _check_shape(plan: GraphPlan) -> None:
 
 
 def _check_routes(edges: Sequence[Sequence[int]], plan: GraphPlan) -> None:
+    if len(edges) and len(edges[0]) and max(map(max, edges)) >= len(plan.owner):
+        raise JudgeError(f"graph: an edge names node {max(map(max, edges))}; {len(plan.owner)} have owners.")
     needed = {
         (plan.owner[a], plan.owner[b], int(a))
         for a, b in zip(*edges, strict=True)
