@@ -9,9 +9,8 @@ from tightrope_ranks.values.graphs import GraphPlan, Route
 
 def damaged(plan_: GraphPlan, rng: random.Random) -> GraphPlan:
     """Break one thing: rows, routes, messages, widths, sums, halos, the limit, or an owner."""
-    routes, messages, owner, holds = (
-        list(one) for one in (plan_.routes, plan_.messages, plan_.owner, plan_.holds)
-    )
+    routes, messages = list(plan_.routes), list(plan_.messages)
+    owner, holds = list(plan_.owner), list(plan_.holds)
     at, message = rng.randrange(len(routes)), rng.randrange(len(messages))
     route, one = routes[at], messages[message]
     row = rng.randrange(len(route.rows))

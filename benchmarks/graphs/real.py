@@ -31,7 +31,7 @@ def _trained(_: int, __: int, folder: str) -> list[Any]:
         trainers = [GraphTrainer(jobs[dist.get_rank()]) for jobs in those]
         forecasts: list[list[float]] = [[] for _ in trainers]
         for trainer in trainers:
-            trainer.queue.link = trainer.options.link if held else Link()
+            trainer.queue.link = (held and trainer.options.link) or Link()
         for _ in range(trainers[0].options.epochs):
             for trainer, row in zip(trainers, forecasts, strict=True):
                 trainer.epoch()  # the last trainer's widths, by the epoch that this one just had

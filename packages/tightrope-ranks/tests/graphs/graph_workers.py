@@ -23,7 +23,13 @@ def trained(rank: int, _: int, folder: str) -> list[Any]:
         trainer, gradients = GraphTrainer(job[rank]), []
         for _ in range(trainer.options.epochs):
             trainer.epoch()
-            gradients.append({name: one.grad.clone() for name, one in trainer.layers.named_parameters()})
+            gradients.append(
+                {
+                    name: one.grad.clone()
+                    for name, one in trainer.layers.named_parameters()
+                    if one.grad is not None
+                }
+            )
         told, sent, peak = trainer.result()
         found.append(({**told, "gradients": gradients[0]}, sent, peak))
     return found
