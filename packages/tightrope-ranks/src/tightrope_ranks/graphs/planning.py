@@ -39,7 +39,7 @@ class GraphOptions:
         link: holds messages to a rate in user space; None = as fast as they go.
         seed: of parameters and rounding.
         overlap: whether central nodes are computed while messages are on the way.
-        silence: seconds that a rank waits for a message before the others are taken to be lost.
+        silence: seconds that a rank waits for a message before it ends with an error.
     """
 
     model: str = "gcn"

@@ -62,7 +62,7 @@ class RowTraffic:
         return np.bincount(senders, self.sizes[key][routes], self.plan.ranks).astype(np.int64)
 
 
-class _Sums(NamedTuple):
+class _LayerTraffic(NamedTuple):
     """Bytes of a rank in front of a layer: as floats, and as messages with their widths."""
 
     halo: Bytes
@@ -74,18 +74,18 @@ class _Sums(NamedTuple):
     gradients: Bytes  # both ways
 
 
-def sums_of(traffic: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> list[_Sums]:
+def sums_of(traffic: RowTraffic, rank: int, holds: Sequence[Sequence[str]]) -> list[_LayerTraffic]:
     """Add up what one rank sends and gets; of ``holds`` those of the others are read."""
     (of, to), found = traffic.ends == rank, []
     for layer, floats in enumerate(traffic.floats):
         again = of & np.array([holds[k][layer] == "fetched" for k in traffic.ends[1]], bool)
         rows, back = traffic.sizes[layer, False], traffic.sizes.get((layer, True), floats)
         pairs = (floats, to), (floats, of), (floats, again), (rows, of), (rows, again), (rows, to)
-        found.append(_Sums(*(int(size[mask].sum()) for size, mask in (*pairs, (back, of | to)))))
+        found.append(_LayerTraffic(*(int(size[mask].sum()) for size, mask in (*pairs, (back, of | to)))))
     return found
 
 
-def peak(layers: Sequence[_Sums], reads: bool, mine: Sequence[str]) -> Bytes:
+def peak(layers: Sequence[_LayerTraffic], reads: bool, mine: Sequence[str]) -> Bytes:
     """Play the start, an evaluation and an epoch of one rank; give its most bytes."""
     live = first = layers[0].halo * (mine[0] != "fetched")
     events = [layers[0].floats - layers[0].floats_again + 2 * first]
@@ -137,7 +137,7 @@ def choose_holds(traffic: RowTraffic) -> tuple[tuple[str, ...], ...]:
     return tuple(chosen)
 
 
-def price(layers: Sequence[_Sums], reads: bool, mine: Sequence[str]) -> float:
+def price(layers: Sequence[_LayerTraffic], reads: bool, mine: Sequence[str]) -> float:
     """Give the seconds that a choice adds to an epoch, at 1 Gbit/s and the decoder's pace."""
     seconds = 0.0
     for layer, (one, hold) in enumerate(zip(layers, mine, strict=True)):
