@@ -36,7 +36,6 @@ def run(*given: str) -> int:
     return int(leaving.value.code or 0)
 
 
-@pytest.mark.smoke
 def test_a_plan_is_printed_written_judged_and_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--ranks", "4", "--model", "gat", "--bits", "4")
     assert run("graph.npz", *given, "--bytes", "1MiB", "-o", "plan.json", "--json") == 0
