@@ -306,13 +306,13 @@ def test_what_something_held_needs_outlives_its_last_reference_unless_keeping_it
 
 
 def test_what_is_kept_for_others_goes_where_nothing_else_fits() -> None:
-    arena = EvictionArena(256, COOP, simulated=True)
+    arena = EvictionArena(192, COOP, simulated=True)
     kept, made = arena.place(64), arena.place(128)
     arena.settle(kept)
     arena.produced(made, 1, [kept])
     assert not arena.release(kept)
     arena.pin(made)
-    assert arena.place(128) >= 0
+    assert arena.place(64) >= 0
     assert kept in arena.take_forgotten()
     assert not arena.recomputable(made)
     assert arena.resident(made)
