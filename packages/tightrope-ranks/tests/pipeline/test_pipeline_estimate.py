@@ -11,6 +11,7 @@ from tightrope_ranks.pipeline.layouts import RankLayout as Layout
 from tightrope_ranks.pipeline.layouts import exchanged
 from tightrope_ranks.pipeline.measure import shape_layers
 from tightrope_ranks.pipeline.search import PipelineOptions
+from tightrope_ranks.pipeline.together import ring_within
 
 WITHOUT_TIME = PipelineOptions(ascending=True, split=False, again=False, seconds=0.0)
 """What is tried whatever the time: the same plan on any computer."""
@@ -59,7 +60,7 @@ def test_replicas_alone_take_their_share_and_one_ring(sharded: bool) -> None:
     found = told(pipeline=1, sharded=sharded, options=options)
     (take,) = found.takes
     ring = sum(
-        ring_ns(BETWEEN, one.parameters, 8, rounds=1 if sharded else 2)
+        ring_ns(ring_within(cluster(), 8), one.parameters, 8, rounds=1 if sharded else 2)
         for one in shape_layers(tuple(layers()), X, cluster())
     )
     assert take.exchange_ns == ring * (2 if sharded else 1)  # divided: they are gathered first
@@ -81,7 +82,7 @@ def test_replicas_within_a_node_use_its_link() -> None:
     near = exchanged(costs, cluster(), Layout(2, 4, 4), sharded=False)
     far = exchanged(costs, cluster(), Layout(1, 8, 2), sharded=False)
     assert near[0].reduce == ring_ns(INSIDE, costs[0].parameters, 4, rounds=2)
-    assert far[0].reduce == ring_ns(BETWEEN, costs[0].parameters, 8, rounds=2)
+    assert far[0].reduce == ring_ns(ring_within(cluster(), 8), costs[0].parameters, 8, rounds=2)
     assert near[0].gather == 0 < exchanged(costs, cluster(), Layout(1, 8, 2), sharded=True)[0].gather
 
 

@@ -1,14 +1,18 @@
 """Precision policies: bytes per parameter, types of activations, and what cannot be asked."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from tightrope.core import DeviceLink, Machine, Tier, TightropeError
+from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks
+from tightrope_ranks.pipeline.layouts import RankLayout, exchanged
 from tightrope_ranks.pipeline.measure import shape_layers
 from tightrope_ranks.pipeline.precision import PRECISIONS, Precision, precision_of
-from tightrope_ranks.pipeline.search import PipelineOptions
+from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline
 
 CLUSTER = Machine(
     "cluster", (Tier("hbm", 2**30),), {"matmul": 1e12}, devices=2, links=(DeviceLink("link", 1e-6, 1e10),)
@@ -83,6 +87,45 @@ def test_frozen_parameters_have_neither_copy_nor_state() -> None:
     net = layers()
     net[0].requires_grad_(False)
     assert told("bf16", net).takes[0].held == 16 * NUM * 3 // 4 + 2 * NUM // 4
+
+
+def test_divided_gradients_are_added_up_in_four_bytes() -> None:
+    """As by FSDP2: whole gradients of a stage live through the step, wider than its parameters."""
+    peaks, reduces = [], []
+    for policy in (PRECISIONS["bf16"], replace(PRECISIONS["bf16"], summed=None)):
+        costs = shape_layers(layers(), X, CLUSTER, states=2.0, precision=policy)
+        costs = exchanged(costs, CLUSTER, RankLayout(1, 2, 4), sharded=True)
+        plan = plan_pipeline(PipelineTask(costs, CLUSTER, 1, 4, replicas=2, sharded=True), QUICK)
+        peaks.append(max(judge_ranks(plan).peaks))
+        reduces.append(plan.work.stages[0].reduce)
+    assert peaks[0] - peaks[1] == 2 * NUM
+    assert reduces[0] > 1.9 * reduces[1]
+
+
+def test_layers_that_are_alike_are_read_once_and_told_the_same() -> None:
+    calls = []
+
+    class Seen(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(self.scale)
+            return super().forward(x).relu() if self.scale > 1 else super().forward(x)
+
+    def row(*scales: int) -> list[nn.Module]:
+        made: list[nn.Module] = []
+        for scale in scales:
+            made.append(Seen(256, 256))
+            made[-1].scale = scale  # type: ignore[assignment]
+        return made
+
+    found = shape_layers(row(1, 1, 2, 1, 2), X, CLUSTER)
+    assert calls == [1, 2, 1] or calls == [1, 1, 2]  # the first layer's input needs no gradient
+    apart = [shape_layers(row(1, scale), X, CLUSTER)[1].saved for scale in (1, 2)]
+    assert [one.saved for one in found[1:]] == [apart[0], apart[1], apart[0], apart[1]]
+    calls.clear()
+    hooked = row(1, 1, 1)
+    hooked[2].register_forward_hook(lambda *_: None)
+    shape_layers(hooked, X, CLUSTER)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("wrong", ["fp8", 16, None])

@@ -391,7 +391,7 @@ class _Rank:
             held = self._buffer(argument.base)
             if (held.coming and held.sending < 0) or held.until is not None:
                 self.fail(f"reads buffer {argument.base} before it has come")
-            fresh = held.value == _NOTHING and held.bytes == self.work.stages[stage].parameters
+            fresh = held.value == _NOTHING and held.bytes == self.work.stages[stage].whole_gradients
             if fresh and kind in ("backward", "backward_weight") and self.work.sharded:
                 held.value = ("D", stage, -1)
                 if self.summed[stage]:

@@ -255,11 +255,10 @@ def _search(
     search: LayoutSearch, wanted: list[RankLayout], progress: Callable[[int, int, str], None] | None
 ) -> None:
     """Search layouts: few of them in every way; of many, the promising ones first, and for a time."""
-    options = search.options
+    options, end = search.options, time.process_time() + TRIED
     if not search.few:
         search.options = by_published(options)
-        wanted = search.by_promise(wanted)
-    end = time.process_time() + TRIED
+        wanted = search.by_promise(wanted, end)
     for number, layout in enumerate(wanted):
         if progress is not None:
             progress(number, len(wanted), layout_said(layout))

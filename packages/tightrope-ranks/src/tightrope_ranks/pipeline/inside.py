@@ -80,15 +80,17 @@ def divided(
     found = []
     for one, gradients in zip(costs, trained, strict=True):
         gather = ring_ns(link, one.parameters, replicas, rounds=1)
-        reduce = ring_ns(link, gradients, replicas, rounds=1)
+        summed = one.whole_gradients if gradients else 0
+        reduce = ring_ns(link, summed, replicas, rounds=1)
         found.append(
             msgspec.structs.replace(
                 one,
                 forward=max(one.forward, gather),
                 backward=one.backward + max(0, gather + reduce - one.backward - one.weight),
-                work=one.work + 2 * one.parameters + gradients,
+                work=one.work + 2 * one.parameters + summed,
                 parameters=-(-one.parameters // replicas),
                 state=-(-one.state // replicas),
+                summed=0,
             )
         )
     return tuple(found)

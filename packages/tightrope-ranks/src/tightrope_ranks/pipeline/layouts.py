@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from tightrope.core import DeviceLink, InfeasibleError, Machine, TightropeError
+from tightrope.core import InfeasibleError, Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes, format_time
 from tightrope_ranks.pipeline.inside import computed_again, divided, num_keeping, ring_ns
 from tightrope_ranks.pipeline.search import (
@@ -35,6 +35,7 @@ from tightrope_ranks.pipeline.together import (
     check_tensors,
     grouped,
     of_a_rank,
+    ring_within,
     shared_sequence,
     shared_tensors,
     slowest_within,
@@ -167,12 +168,6 @@ def _inner_said(ranks: int, ways: Sequence[tuple[int, int]]) -> str:
     return f", and tensor={tensor} and context={context} whose product divides {ranks}"
 
 
-def slowest(machine: Machine, layout: RankLayout) -> DeviceLink:
-    """Find the slowest link that ranks of equal parameters span; ``machine`` is one of tensor groups."""
-    size = layout.alike
-    return machine.links[max(machine.link(p * size, p * size + size - 1) for p in range(layout.pipeline))]
-
-
 def exchanged(
     costs: Sequence[StageCost],
     machine: Machine,
@@ -190,12 +185,14 @@ def exchanged(
     size = layout.alike
     if size == 1:
         return tuple(costs)
-    link, rounds = slowest(machine, layout), 1 if sharded else 2
+    link, rounds = ring_within(machine, size, layout.pipeline), 1 if sharded else 2
     return tuple(
         msgspec.structs.replace(
             cost,
             gather=ring_ns(link, cost.parameters, size, rounds=1) if sharded else 0,
-            reduce=ring_ns(link, gradients, size, rounds=rounds),
+            reduce=ring_ns(
+                link, cost.whole_gradients if sharded and gradients else gradients, size, rounds=rounds
+            ),
         )
         for cost, gradients in zip(costs, trained, strict=True)
     )
@@ -234,7 +231,7 @@ def _divided(cut: Segments, machine: Machine, tensor: int, context: int) -> tupl
     groups = grouped(machine, tensor)
     if tensor > 1:
         check_tensors(cut.names, inside, tensor)
-        link = slowest_within(machine, tensor)
+        link = ring_within(machine, tensor)
         parts = shared_tensors(costs, inside, link, tensor)
         inside, trained = of_a_rank(inside, trained, costs, tensor)
         costs = parts
@@ -295,15 +292,17 @@ class LayoutSearch:
             return
         self._search(layout)
 
-    def by_promise(self, wanted: Sequence[RankLayout]) -> list[RankLayout]:
-        """Sort layouts by a bound on their time, given the layers again that bytes call for; plan a few."""
-        ways = {one: [self._promised(way) for way in self._ways(one)] for one in wanted}
-        order = sorted(wanted, key=lambda one: min(ways[one])[:2])
-        for layout in order[:GLANCES]:
-            for _, ns, _, again in sorted(ways[layout], key=lambda one: one[:3]):
-                if self.best is None or ns < self.best[1].ns:
-                    self._search(again)
-        return order
+    def by_promise(self, wanted: Sequence[RankLayout], end: float) -> list[RankLayout]:
+        """Sort layouts by a bound on their time, given the layers again that bytes call for; plan a few.
+
+        Once one fits, no other is begun after ``end``, in CPU seconds of this process.
+        """
+        ways = [(*self._promised(way), one) for one in wanted for way in self._ways(one)]
+        ways.sort(key=lambda one: one[:3])
+        for hopeless, ns, _, again, _ in ways[:GLANCES]:
+            if self.best is None or (not hopeless and ns < self.best[1].ns and time.process_time() < end):
+                self._search(again)
+        return list(dict.fromkeys(one for *_, one in ways))
 
     def _ways(self, layout: RankLayout) -> list[RankLayout]:
         ways = (True, False) if self.sharded and layout.alike > 1 else (False,)
@@ -313,10 +312,14 @@ class LayoutSearch:
         task, ranks = self._task(layout), layout.pipeline
         parts = layout.alike if task.sharded else 1
         held = sum((one.parameters + one.state) // parts for one in task.layers)
-        gathered = sum(one.parameters for one in task.layers) if task.sharded else 0
-        kept = sum(one.saved + one.output for one in task.layers) * min(layout.micro_batches, ranks)
-        room = self.limit - max(one.work for one in task.layers) - (held + gathered) // ranks
-        share = min(1.0, max(0.0, 1 - room * ranks / kept)) if kept else 0.0
+        gathered = sum(one.parameters + one.whole_gradients for one in task.layers) if task.sharded else 0
+        depth = min(layout.micro_batches, ranks)  # micro-batches of which the first rank keeps something
+        outputs, saved = (
+            depth * sum(one) for one in ([k.output for k in task.layers], [k.saved for k in task.layers])
+        )
+        room = self.limit - max(one.work + one.saved for one in task.layers)
+        room -= (held + gathered + outputs) // ranks
+        share = min(1.0, max(0.0, 1 - room * ranks / saved)) if saved else 0.0
         again = replace(layout, again=math.ceil(share * num_keeping(task.layers)) if self.again else 0)
         long = ranks * layout.micro_batches > 8 * THOROUGH
         return room < 0 or long, self._least(self._task(again)), layout.by_layer, again
@@ -417,8 +420,9 @@ class LayoutSearch:
 
     def planned(self, layout: RankLayout, options: PipelineOptions) -> JointPlan | InfeasibleError:
         """Plan one layout as it is, or say why there is no plan."""
+        below = self.best[1].ns if self.best is not None and not self.few else 0
         try:
-            return plan_pipeline(self._task(layout), options)
+            return plan_pipeline(self._task(layout), options, below=below)
         except InfeasibleError as error:
             return error
 
@@ -428,7 +432,8 @@ class LayoutSearch:
         if layout.again:
             costs = computed_again(costs, layout.again)
         if layout.by_layer:
-            costs = divided(costs, slowest(machine, layout), layout.alike, cut.trained)
+            link = ring_within(machine, layout.alike, layout.pipeline)
+            costs = divided(costs, link, layout.alike, cut.trained)
         else:
             costs = exchanged(costs, machine, layout, sharded=self.sharded, trained=cut.trained)
         return PipelineTask(

@@ -292,5 +292,5 @@ class _Books:
         if not self.work.sharded:
             return self.of["A", stage, -1]
         if ("D", stage, -1) not in self.of:
-            self.out.append(self._alloc("D", stage, -1, self.work.stages[stage].parameters))
+            self.out.append(self._alloc("D", stage, -1, self.work.stages[stage].whole_gradients))
         return self.of["D", stage, -1]

@@ -175,6 +175,7 @@ def _with_state(
         work=cost.work,
         parameters=size,
         state=sum(precision.state_bytes(one, states) for one in layer.parameters()),
+        summed=sum(map(precision.summed_bytes, layer.parameters())),
     )
 
 
@@ -206,19 +207,24 @@ def shape_layers(
     found: list[StageCost] = []
     names = set() if unpriced is None else unpriced
     alone = not any(p.requires_grad for layer in layers for p in layer.parameters())
+    known: dict[object, tuple[StageCost, torch.Tensor, LayerInside]] = {}
     with shapes_only() as fake, kernels_of(machine.device):
         x = twin(example, fake, precision.computed(example)).detach()
         for position, layer in enumerate(layers):
             given = x.detach().requires_grad_(
                 x.requires_grad or (alone and position > 0 and _differentiable(x))
             )
-            with left_alone(layer), autocast_to(precision.autocast):
-                seen = InsideSeen()
-                target = _Target(machine, precision, fake, names, alone, seen)
-                cost, x = _shaped(layer, given, position, target)
-            if inside is not None:
+            key = _likeness(layer, given)
+            if key not in known:
+                with left_alone(layer), autocast_to(precision.autocast):
+                    seen = InsideSeen()
+                    target = _Target(machine, precision, fake, names, alone, seen)
+                    cost, x = _shaped(layer, given, position, target)
                 sizes = ((one, precision.parameter_bytes(one)) for one in layer.parameters())
-                inside.append(seen.found(sizes))
+                known[key] = cost, x, seen.found(sizes)
+            cost, x, within = known[key]
+            if inside is not None:
+                inside.append(within)
             last = position + 1 == len(layers)
             found.append(_with_state(cost, layer, states, precision, first=position == 0, last=last))
     return tuple(found)
@@ -275,6 +281,41 @@ def _shaped(
     back = ns if output.requires_grad or target.alone else 0
     more = target.inside.backward_more_ns if back else 0
     return StageCost(ns, back + more, back, _size(given), _size(output), saved, saved, work), output
+
+
+def _likeness(layer: torch.nn.Module, given: torch.Tensor) -> object:
+    """Return a key that is equal for layers of which the same is known: same classes, attributes and shapes.
+
+    Objects that an attribute holds are alike if they are the same. A layer with hooks is like no other.
+    """
+
+    def tensor(one: torch.Tensor | None) -> object:
+        if one is None:
+            return None
+        shape = (one.dtype, *one.shape, one.stride(), one.requires_grad)
+        return shape, one.untyped_storage().nbytes(), type(one)
+
+    def attribute(one: object) -> object:
+        if isinstance(one, tuple):
+            return tuple(map(attribute, one))
+        if isinstance(one, int | float | str | torch.dtype | None):
+            return type(one), one
+        empty = isinstance(one, dict | list | set) and not one
+        return type(one) if empty else id(one)
+
+    parts: list[object] = [tensor(given)]
+    shared: dict[int, int] = {}  # within the layer: where the same parameter was first seen
+    for name, module in layer.named_modules(remove_duplicate=False):
+        parts += [name, type(module)]
+        for word, value in vars(module).items():
+            if word in ("_parameters", "_buffers"):
+                for key, one in value.items():
+                    parts += [key, tensor(one), shared.setdefault(id(one), len(shared))]
+            elif word.endswith("hooks") and value:
+                return object()
+            elif word != "_modules":
+                parts += [word, attribute(value)]
+    return tuple(parts)
 
 
 def _called(

@@ -33,6 +33,8 @@ class Precision:
         gradient: bytes per element of gradients; None = as of parameters.
         master: bytes per element of the copy that the optimizer updates; 0 = it updates the parameters.
         moment: bytes per element of one state of the optimizer; None = as of parameters.
+        summed: bytes per element of gradients while replicas that divide them add them up; None = as of
+            gradients. FSDP2 calls it ``reduce_dtype``, and adds micro-batches up in it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Precision:
     gradient: int | None = None
     master: int = 0
     moment: float | None = None
+    summed: int | None = None
 
     def computed(self, tensor: torch.Tensor) -> torch.dtype:
         """Tell the type that a parameter or an input is computed with."""
@@ -60,6 +63,17 @@ class Precision:
             return 0
         size = self.computed(parameter).itemsize if self.gradient is None else self.gradient
         return round_up(parameter.numel() * size)
+
+    def summed_bytes(self, parameter: torch.Tensor) -> Bytes:
+        """Tell the bytes of its gradient while replicas that divide it add it up.
+
+        >>> weight = torch.ones(1024, requires_grad=True)
+        >>> [one.summed_bytes(weight) // 1024 for one in PRECISIONS.values()]
+        [4, 4, 4, 4, 4]
+        """
+        if self.summed is None or not parameter.requires_grad:
+            return self.gradient_bytes(parameter)
+        return round_up(parameter.numel() * self.summed)
 
     def state_bytes(self, parameter: torch.Tensor, states: float) -> Bytes:
         """Tell the bytes of its gradient, its master copy, and ``states`` states of an optimizer.
@@ -84,7 +98,7 @@ PRECISIONS: Final = {
     for one in (
         Precision("model"),
         Precision("fp32", torch.float32),
-        Precision("bf16", torch.bfloat16, master=4, moment=4),
+        Precision("bf16", torch.bfloat16, master=4, moment=4, summed=4),
         Precision("bf16-fp32-gradients", torch.bfloat16, gradient=4, master=4, moment=4),
         Precision("autocast", torch.float32, torch.bfloat16),
     )

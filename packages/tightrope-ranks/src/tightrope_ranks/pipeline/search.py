@@ -136,6 +136,7 @@ def merged(layers: Sequence[StageCost]) -> StageCost:
         state=sum(one.state for one in layers),
         gather=sum(one.gather for one in layers),
         reduce=sum(one.reduce for one in layers),
+        summed=sum(one.whole_gradients for one in layers) if any(one.summed for one in layers) else 0,
     )
 
 
@@ -188,12 +189,15 @@ def placements(task: PipelineTask, options: PipelineOptions) -> list[tuple[int, 
     return found
 
 
-def plan_pipeline(task: PipelineTask, options: PipelineOptions | None = None) -> JointPlan:
+def plan_pipeline(
+    task: PipelineTask, options: PipelineOptions | None = None, *, below: Nanoseconds = 0
+) -> JointPlan:
     """Find the fastest schedule within the bytes of every rank.
 
     Args:
         task: what is planned.
         options: what may be done.
+        below: leave out stages of which no plan takes less, as long as others are left; 0 = no such time.
 
     Raises:
         InfeasibleError: nothing that was tried fits; says the smallest that was found, and what no plan can
@@ -201,7 +205,7 @@ def plan_pipeline(task: PipelineTask, options: PipelineOptions | None = None) ->
     """
     options = options or PipelineOptions()
     search = _PipelineSearch(task, options)
-    search.run()
+    search.run(below)
     if search.best is None:
         floor = smallest(task)
         raise InfeasibleError(
@@ -271,12 +275,14 @@ class _PipelineSearch:
         self.end = time.process_time() + options.seconds
         self.seen: set[tuple[object, ...]] = set()
 
-    def run(self) -> None:
+    def run(self, below: Nanoseconds) -> None:
         works = [
             staged(self.task, owners, cuts)
             for owners in placements(self.task, self.options)
             for cuts in cuts_of(self.task, len(owners))
         ]
+        if below:
+            works = [one for one in works if bound(one, self.task.machine) < below] or works[:1]
         if self.options.shipped:
             for work in works:
                 self._shipped(work)
@@ -356,8 +362,9 @@ class _PipelineSearch:
         for rank in range(work.num_ranks):
             room = self.task.budget - work.held(rank)
             if work.sharded:
-                own = sorted((work.stages[one].parameters for one in work.local(rank)), reverse=True)
-                room -= sum(own[:2]) + sum(own)
+                own = [work.stages[one] for one in work.local(rank)]
+                room -= sum(sorted((one.parameters for one in own), reverse=True)[:2])
+                room -= sum(one.whole_gradients for one in own)
             found.append(room)
         return tuple(found)
 

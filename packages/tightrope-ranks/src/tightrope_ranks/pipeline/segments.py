@@ -326,6 +326,7 @@ class _Watch:
             work=2 * mine.largest + trained,
             parameters=held,
             state=state + sum(mine.used.values()) - held,
+            summed=sum(precision.summed_bytes(self.weights[key]) for key in self._parameters(k)),
         )
 
 

@@ -262,7 +262,7 @@ class Count:
                 self.live -= cost.parameters
             case "REDUCE_GRAD":
                 if stage in self.grown:
-                    self.leaving.append((end, cost.parameters))
+                    self.leaving.append((end, cost.whole_gradients))
             case "F":
                 self._change(cost.output + (0 if (stage, micro) in again else cost.saved))
                 self._inside(cost.work + (cost.saved if (stage, micro) in again else 0))
@@ -280,7 +280,7 @@ class Count:
         cost = self.work.stages[stage]
         if kind != "I" and self.work.sharded and stage not in self.grown:
             self.grown.add(stage)
-            self._change(cost.parameters)
+            self._change(cost.whole_gradients)
         if kind == "W":
             self._inside(cost.work)
             self.live -= cost.half

@@ -4,7 +4,8 @@ Idea        Tensor parallel: products of two dimensions are cut by columns, then
             are gathered before the first and summed in parts behind the second, so that everything between
             is divided, too. Context parallel: each rank has a part of the sequence, and keys and values
             travel in a ring while attention works on those that came before.
-Source      Shoeybi et al. 2019, Korthikanti et al. 2022 (tensor with sequence); Liu et al. 2023 (rings)
+Source      Shoeybi et al. 2019, Korthikanti et al. 2022 (tensor with sequence); Liu et al. 2023 (rings of
+            keys); NCCL, which runs a ring per network card of a node
 Guarantee   What comes out are costs of layers, as those that go in: planner and judge see nothing new.
 Complexity  Linear in the layers.
 Gaps        A layer with attention is taken to gather and sum twice, any other once, none of it hidden; the
@@ -103,15 +104,34 @@ def grouped(machine: Machine, size: int) -> Machine:
     return msgspec.structs.replace(machine, devices=number, links=links)
 
 
-def slowest_within(machine: Machine, size: int) -> DeviceLink:
-    """Find the slowest link that a group of so many neighbours spans.
+def slowest_within(machine: Machine, size: int, groups: int = 0) -> DeviceLink:
+    """Find the slowest link that groups of so many neighbours span; 0 groups = as many as there are.
 
     >>> links = (DeviceLink("inside", span=8), DeviceLink("between", level=1))
     >>> [slowest_within(Machine("m", (), devices=24, links=links), size).name for size in (4, 6)]
     ['inside', 'between']
     """
-    groups = range(machine.devices // size)
-    return machine.links[max(machine.link(group * size, group * size + size - 1) for group in groups)]
+    places = range(groups or machine.devices // size)
+    return machine.links[max(machine.link(place * size, place * size + size - 1) for place in places)]
+
+
+def ring_within(machine: Machine, size: int, groups: int = 0) -> DeviceLink:
+    """Give the link that a ring over such a group sees: members of one node share what goes out of it.
+
+    Every member has a link of its own to other nodes. As many rings run at once as a node has members, each
+    over another one's link, and no ring is faster than the link inside.
+
+    >>> links = (DeviceLink("in", bandwidth=240e9, span=8), DeviceLink("between", bandwidth=25e9, level=1))
+    >>> [ring_within(Machine("m", (), devices=64, links=links), size).bandwidth for size in (8, 12, 64)]
+    [240000000000.0, 100000000000.0, 200000000000.0]
+    """
+    link = slowest_within(machine, size, groups)
+    inner = machine.links[: machine.links.index(link)]
+    if not inner:
+        return link
+    members = math.gcd(size, inner[-1].span)
+    most = max(link.bandwidth, min(inner[-1].bandwidth, members * link.bandwidth))
+    return msgspec.structs.replace(link, bandwidth=most)
 
 
 def shared_tensors(
@@ -141,6 +161,7 @@ def shared_tensors(
                 work=-(-cost.work // ways) + rows,
                 parameters=_whole(cost.parameters, flat, cost.parameters, ways),
                 state=_whole(cost.state, flat, cost.parameters, ways),
+                summed=_whole(cost.summed, flat, cost.parameters, ways),
             )
         )
     return tuple(found)

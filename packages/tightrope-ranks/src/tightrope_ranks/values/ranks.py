@@ -52,6 +52,8 @@ class StageCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         state: bytes of gradients, optimizer state and the caller's batch, whole; once per step.
         gather: time to gather its parameters from the replicas.
         reduce: time to reduce its gradients over the replicas.
+        summed: bytes of whole gradients that micro-batches add to where replicas divide them; 0 = as its
+            parameters.
     """
 
     forward: Nanoseconds
@@ -66,6 +68,16 @@ class StageCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Bytes = 0
     gather: Nanoseconds = 0
     reduce: Nanoseconds = 0
+    summed: Bytes = 0
+
+    @property
+    def whole_gradients(self) -> Bytes:
+        """Bytes of whole gradients that micro-batches add to.
+
+        >>> [StageCost(1, 1, parameters=8, summed=one).whole_gradients for one in (0, 16)]
+        [8, 16]
+        """
+        return self.summed or self.parameters
 
 
 class Tie(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
