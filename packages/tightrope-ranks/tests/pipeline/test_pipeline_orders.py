@@ -27,6 +27,7 @@ from tightrope_ranks.pipeline import (
     with_wires,
     write_csv,
 )
+from tightrope_ranks.pipeline.bounds import least_bytes
 from tightrope_ranks.values.ranks import StageWork
 
 
@@ -69,6 +70,8 @@ def test_every_order_is_right_and_costs_what_the_judge_counts(ranks: int, per_ra
             verdict = judge_ranks(plan)
             assert verdict.ns == plan.ns >= step_bound(plan)
             assert verdict.peaks == tuple(rank.peak for rank in plan.ranks)
+            least = least_bytes(work, order, again=again)
+            assert max(verdict.peaks) // 2 <= least <= max(verdict.peaks)
 
 
 def test_idle_time_follows_the_closed_form() -> None:

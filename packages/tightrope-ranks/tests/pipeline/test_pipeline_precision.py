@@ -99,7 +99,7 @@ def test_divided_gradients_are_added_up_in_four_bytes() -> None:
         peaks.append(max(judge_ranks(plan).peaks))
         reduces.append(plan.work.stages[0].reduce)
     assert peaks[0] - peaks[1] == 2 * NUM
-    assert reduces[0] > 1.9 * reduces[1]
+    assert reduces[0] > 1.8 * reduces[1]
 
 
 def test_layers_that_are_alike_are_read_once_and_told_the_same() -> None:

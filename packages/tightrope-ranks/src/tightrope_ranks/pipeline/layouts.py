@@ -18,15 +18,15 @@ import msgspec
 
 from tightrope.core import InfeasibleError, Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes, format_time
+from tightrope_ranks.pipeline.bounds import bound, smallest
 from tightrope_ranks.pipeline.inside import computed_again, divided, num_keeping, ring_ns
 from tightrope_ranks.pipeline.search import (
     PipelineOptions,
     PipelineTask,
-    bound,
     cuts_of,
     placements,
     plan_pipeline,
-    smallest,
+    searched,
     staged,
 )
 from tightrope_ranks.pipeline.segments import Segments
@@ -379,7 +379,10 @@ class LayoutSearch:
             self._search(min(left, key=lambda one: one.peak or 0).layout)
 
     def _search(self, layout: RankLayout) -> None:
-        found = self.planned(layout, self.options)
+        options = self.options
+        if layout.pipeline * layout.micro_batches > 8 * THOROUGH:
+            options = replace(by_published(options), seconds=options.seconds)
+        found = self.planned(layout, options)
         if isinstance(found, InfeasibleError):
             said = f"does not fit: no plan takes less than {format_bytes(smallest(self._task(layout)))}"
             self.tried.append(LayoutTried(layout, None, found.smallest_found, said))
@@ -392,19 +395,22 @@ class LayoutSearch:
         """Find how few layers have to be computed again by published orders, or the fewest bytes of these."""
         high = num_keeping(self.cut.costs) if self.again else 0
         quick = by_published(self.options)
-        if not high or isinstance(self.planned(layout, quick), JointPlan):
+        if not high or searched(self._task(layout), quick).best:
             return layout, None
         most = self._most_worth(layout, high)
-        found = self.planned(replace(layout, again=most), quick)
-        if isinstance(found, InfeasibleError):
-            return (layout, found.smallest_found) if most == high else (replace(layout, again=most + 1), None)
+        tried = searched(self._task(replace(layout, again=most)), quick)
+        if (found := tried.best) is None:
+            return (layout, tried.fewest()) if most == high else (replace(layout, again=most + 1), None)
         high = most
         quick = replace(quick, per_rank=(len(found.work.stages) // layout.pipeline,))
-        low = 0
-        while low + 1 < high:
-            middle = (low + high) // 2
-            fits = isinstance(self.planned(replace(layout, again=middle), quick), JointPlan)
-            low, high = (low, middle) if fits else (middle, high)
+        low, step, middle = 0, 1, self._promised(layout)[-1].again
+        while low + 1 < high:  # from what was promised, in steps that double
+            middle = min(max(middle, low + 1), high - 1)
+            if searched(self._task(replace(layout, again=middle)), quick).best:
+                high, middle = middle, max((low + middle) // 2, middle - step)
+            else:
+                low, middle = middle, min((high + middle) // 2, middle + step)
+            step *= 2
         return replace(layout, again=high), None
 
     def _most_worth(self, layout: RankLayout, high: int) -> int:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from tightrope.core import InfeasibleError, Machine
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes
+from tightrope_ranks.pipeline.bounds import bound, least_bytes, smallest
 from tightrope_ranks.pipeline.cuts import equal_cuts, least_cuts
 from tightrope_ranks.pipeline.exact import MOST, exact_orders
 from tightrope_ranks.pipeline.generate import breadth_first, folded, gpipe, interleaved, looped
@@ -204,19 +205,17 @@ def plan_pipeline(
             go below.
     """
     options = options or PipelineOptions()
-    search = _PipelineSearch(task, options)
-    search.run(below)
-    if search.best is None:
-        floor = smallest(task)
+    search = searched(task, options, below)
+    if (best := search.best) is None:
+        floor, least = smallest(task), search.fewest()
         raise InfeasibleError(
             f"{format_bytes(task.budget)} per rank is too little for {task.num_ranks} ranks: the smallest "
-            f"plan found takes {format_bytes(search.least)}, none less than {format_bytes(floor)}. Give "
-            f"{format_bytes(search.least)}, more ranks, or smaller micro-batches.",
+            f"plan found takes {format_bytes(least)}, none less than {format_bytes(floor)}. Give "
+            f"{format_bytes(least)}, more ranks, or smaller micro-batches.",
             asked=task.budget,
-            smallest_found=search.least,
+            smallest_found=least,
             lower_bound=floor,
         )
-    best = search.best
     return lower(
         best.work,
         task.machine,
@@ -229,53 +228,26 @@ def plan_pipeline(
     )
 
 
-def smallest(task: PipelineTask) -> Bytes:
-    """Bytes per rank below which no plan exists: all that is held, and one micro-batch's part of one layer.
-
-    >>> smallest(PipelineTask((StageCost(1, 1, saved=7, parameters=8),) * 2, Machine("m", ()), 2, 1))
-    15
-    """
-    parts = task.replicas if task.sharded else 1
-    held = sum(one.parameters + one.state for one in task.layers) // parts
-    most = max(one.saved + one.work for one in task.layers)
-    return max(
-        -(-held // task.num_ranks), min(one.parameters + one.state for one in task.layers) // parts + most
-    )
+def searched(task: PipelineTask, options: PipelineOptions, below: Nanoseconds = 0) -> "PipelineSearch":
+    """Search as `plan_pipeline` does; nothing is written down."""
+    search = PipelineSearch(task, options)
+    search.run(below)
+    return search
 
 
-def bound(work: StageWork, machine: Machine) -> Nanoseconds:
-    """Time below which no plan of this work exists: every rank waits for a first value, then computes all."""
-    count, there, back, found = work.num_micro_batches, 0, 0, 0
-    firsts = {work.local(rank)[0]: rank for rank in range(work.num_ranks)}
-    for stage, cost in enumerate(work.stages):
-        if stage in firsts:
-            own = [work.stages[one] for one in work.local(firsts[stage])]
-            weights = count * sum(one.weight for one in own)
-            rest = count * sum(one.forward + one.backward for one in own)
-            found = max(found, there + rest + max(weights, back))
-        if stage + 1 == len(work.stages):
-            return max(found, there + cost.forward + cost.backward + back)
-        hop = 0
-        one, other = work.owners[stage], work.owners[stage + 1]
-        if one != other:
-            link = machine.links[machine.link(one * work.replicas, other * work.replicas)]
-            hop = link.message_ns(cost.output)
-        there += cost.forward + hop
-        back += cost.backward + (hop if work.hands_back(stage + 1) else 0)
-    return found
-
-
-class _PipelineSearch:
-    """The best so far."""
+class PipelineSearch:
+    """The best so far; None where nothing fits."""
 
     def __init__(self, task: PipelineTask, options: PipelineOptions) -> None:
         self.task, self.options = task, options
         self.best: Tried | None = None
         self.least: Bytes = 1 << 62
+        self.closest: tuple[Bytes, StageWork, Orders, frozenset[tuple[int, int]], str] | None = None
         self.end = time.process_time() + options.seconds
         self.seen: set[tuple[object, ...]] = set()
 
     def run(self, below: Nanoseconds) -> None:
+        """Search; leave out stages of which no plan takes less than ``below``, if others are left."""
         works = [
             staged(self.task, owners, cuts)
             for owners in placements(self.task, self.options)
@@ -305,7 +277,15 @@ class _PipelineSearch:
             for work in works:
                 self._exact(work)
 
+    def fewest(self) -> Bytes:
+        """Return the fewest bytes per rank of the schedules that were tried."""
+        if self.closest is not None and self.closest[0] < self.least:
+            _, work, orders, again, method = self.closest
+            self._simulated(work, orders, (1, 2 if work.sharded else 3), again, method)
+        return self.least
+
     def over(self) -> bool:
+        """Tell whether the time of the options is spent."""
         return time.process_time() > self.end
 
     def _exact(self, work: StageWork) -> None:
@@ -412,6 +392,11 @@ class _PipelineSearch:
         if self.options.ascending and not _ascends(orders):
             return
         if self.best is not None and self.over():
+            return
+        least = least_bytes(work, orders, again=again) if self.task.budget else 0
+        if least > self.task.budget > 0:
+            if self.closest is None or least < self.closest[0]:
+                self.closest = least, work, orders, again, method
             return
         found = self._simulated(work, orders, (2, 3), again, method)
         if found is not None and found.peak > self.task.budget > 0 and found.ns < self._to_beat():
