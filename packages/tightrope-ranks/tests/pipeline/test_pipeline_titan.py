@@ -17,7 +17,7 @@ from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks
 from tightrope_ranks.pipeline.language import read_csv
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.starts import bare
-from tightrope_ranks.pipeline.titan import titan_settings, write_titan
+from tightrope_ranks.pipeline.titan import bytes_alone, titan_settings, write_titan
 
 QUICK = PipelineOptions(ascending=True, split=False, again=False, seconds=0.0)
 AGAIN = PipelineOptions(ascending=True, split=False, seconds=0.0)
@@ -80,6 +80,23 @@ def test_without_a_pipeline_micro_batches_are_accumulated(tmp_path: Path) -> Non
     assert read["training"]["local_batch_size"] == 2
     assert read["training"]["global_batch_size"] == 2 * 64
     assert read["parallelism"]["data_parallel_replicate_degree"] == 16
+
+
+def test_torch_alone_takes_a_buffer_for_everything_that_it_receives() -> None:
+    found = told(pipeline=4)
+    stages, count = found.plan.work.stages, found.layout.micro_batches
+    for take, alone in zip(found.takes, bytes_alone(found), strict=True):
+        received = sum(
+            stages[one].input + stages[one].output for one in take.stages if 0 < one < len(stages) - 1
+        )
+        assert alone >= take.held + count * received
+        assert (
+            take.peak
+            < alone
+            < take.peak + 2 * count * sum(stages[one].input + stages[one].output for one in take.stages)
+        )
+    whole = told(pipeline=1, micro_batches=64)
+    assert bytes_alone(whole) == (whole.takes[0].peak,)
 
 
 def test_at_least_as_many_layers_are_computed_again() -> None:

@@ -160,14 +160,19 @@ def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
         raise typer.Exit(DOES_NOT_FIT) from error
     if asked.page is not None:
         write_page(found, asked.page, asked.target)
+    alone = 0
     if asked.torchtitan is not None:
-        from tightrope_ranks.pipeline.titan import write_titan
+        from tightrope_ranks.pipeline.titan import bytes_alone, write_titan
 
         write_titan(found, asked.torchtitan)
+        alone = max(bytes_alone(found))
     if json:
-        emit_json(described(found))
-    else:
-        _print(found)
+        emit_json(described(found) | ({"torchtitan_bytes": alone} if alone else {}))
+        return
+    _print(found)
+    if alone:
+        said = f"with these files, torch's own runtime takes at most {format_bytes(alone)} per rank"
+        console().print(f"{said}: above the limit" if alone > found.limit else said, markup=False)
 
 
 def write_page(found: "RanksEstimate", path: Path, name: str) -> None:

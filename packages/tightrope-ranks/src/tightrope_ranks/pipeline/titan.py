@@ -11,14 +11,17 @@ Gaps        Every n-th layer is computed again there, so it may be more of them 
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tightrope.core import TightropeError
+from tightrope.core.units import Bytes
 from tightrope.core.writing import write_whole
 from tightrope_ranks.pipeline.emit import emitted, orders_of
-from tightrope_ranks.pipeline.language import write_csv
+from tightrope_ranks.pipeline.language import Action, write_csv
 from tightrope_ranks.pipeline.starts import bare
+from tightrope_ranks.values.ranks import StageWork
 
 if TYPE_CHECKING:
     from tightrope_ranks.pipeline.estimate import RanksEstimate
@@ -92,6 +95,43 @@ def write_titan(found: "RanksEstimate", path: Path) -> list[Path]:
         write_whole(schedule, write_csv(bare(orders_of(found.plan))))
     write_whole(path, text)
     return [path, schedule] if several else [path]
+
+
+def bytes_alone(found: "RanksEstimate") -> tuple[Bytes, ...]:
+    """Tell the most bytes of every rank of the pipeline where torch's own runtime runs the schedule.
+
+    Torch takes a buffer per micro-batch for everything that a stage will receive, and keeps what it has sent
+    until the step ends. Divided parameters stay whole from their first use, and so do their gradients.
+
+    Returns:
+        Per rank; without a pipeline what the plan says. Loss and outputs that the caller keeps are left out.
+    """
+    work = found.plan.work
+    if work.num_ranks == 1:
+        return tuple(take.peak for take in found.takes)
+    return tuple(_alone(work, rank, row) for rank, row in enumerate(bare(orders_of(found.plan))))
+
+
+def _alone(work: StageWork, rank: int, row: Sequence[Action]) -> Bytes:
+    """Add up what one rank holds, computation by computation."""
+    mine = [work.stages[stage] for stage in work.local(rank)]
+    sizes = {
+        stage: (cost.input if stage else 0, cost.output if stage + 1 < len(work.stages) else 0)
+        for stage, cost in enumerate(work.stages)
+    }
+    live = work.held(rank) + work.num_micro_batches * sum(sum(sizes[stage]) for stage in work.local(rank))
+    if work.sharded:
+        live += sum(cost.parameters + cost.whole_gradients for cost in mine)
+    most = live
+    for stage, kind, _ in row:
+        cost = work.stages[stage]
+        if kind != "W":  # an output, or the gradient of an input
+            live += sizes[stage][kind == "F"]
+        if kind == "F":
+            live += cost.saved
+        most = max(most, live + cost.work)
+        live -= {"F": 0, "B": cost.saved, "I": cost.saved - cost.half, "W": cost.half}[kind]
+    return most
 
 
 def _again(found: "RanksEstimate") -> dict[str, Any]:
