@@ -8,13 +8,14 @@ from benchmarks.ranks import units
 from tightrope.core import InfeasibleError
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline import Action, DeadlockError, looped, simulate, with_wires
-from tightrope_ranks.pipeline.bounds import bound, smallest
+from tightrope_ranks.pipeline.bounds import bound
 from tightrope_ranks.pipeline.emit import orders_of
 from tightrope_ranks.pipeline.search import (
     PipelineOptions,
     PipelineTask,
     placements,
     plan_pipeline,
+    smallest,
     staged,
 )
 from tightrope_ranks.pipeline.starts import bare, shipped

@@ -10,9 +10,8 @@ from tightrope.core import DeviceLink, Machine, TightropeError, parse_bytes
 from tightrope.core.units import ALIGNMENT, round_up, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.agreement import dtype_name
-from tightrope_ranks.pipeline.bounds import smallest
 from tightrope_ranks.pipeline.measure import Loss, measure_layers, shape_layers
-from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, staged
+from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest, staged
 from tightrope_ranks.pipeline.tied import TiedParameters, buffers_unshared, tied_parameters
 from tightrope_ranks.values.ranks import JointPlan, StageCost
 

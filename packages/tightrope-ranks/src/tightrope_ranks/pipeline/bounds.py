@@ -1,22 +1,17 @@
-"""What no plan of a pipeline goes below: its time, its bytes, and those of one order.
+"""What no plan of a pipeline goes below: the time of a step, and the bytes of one order.
 
 Idea        Time: every rank waits for a first value, computes all, and hands a last one back. Bytes: what is
-            held all the time, and one micro-batch's part of a layer; of an order, what forwards keep.
+            held all the time, and what forwards keep.
 Guarantee   Each is at most what `simulate` finds for any order, or for this one.
 Complexity  Linear in the stages, or in the computations of the order.
 Gaps        Messages count for time alone.
 """
-
-from typing import TYPE_CHECKING
 
 from tightrope.core import Machine
 from tightrope.core.units import Bytes, Nanoseconds
 from tightrope_ranks.pipeline.language import Orders
 from tightrope_ranks.pipeline.simulate import Again
 from tightrope_ranks.values.ranks import StageWork
-
-if TYPE_CHECKING:
-    from tightrope_ranks.pipeline.search import PipelineTask
 
 
 def least_bytes(work: StageWork, orders: Orders, *, again: Again = ()) -> Bytes:
@@ -46,22 +41,6 @@ def least_bytes(work: StageWork, orders: Orders, *, again: Again = ()) -> Bytes:
                 live -= 0 if left[stage] else cost.whole_gradients
         most = max(most, most_here)
     return most
-
-
-def smallest(task: "PipelineTask") -> Bytes:
-    """Bytes per rank below which no plan exists: all that is held, and one micro-batch's part of one layer.
-
-    >>> from tightrope_ranks.pipeline.search import PipelineTask
-    >>> from tightrope_ranks.values.ranks import StageCost
-    >>> smallest(PipelineTask((StageCost(1, 1, saved=7, parameters=8),) * 2, Machine("m", ()), 2, 1))
-    15
-    """
-    parts = task.replicas if task.sharded else 1
-    held = sum(one.parameters + one.state for one in task.layers) // parts
-    most = max(one.saved + one.work for one in task.layers)
-    return max(
-        -(-held // task.num_ranks), min(one.parameters + one.state for one in task.layers) // parts + most
-    )
 
 
 def bound(work: StageWork, machine: Machine) -> Nanoseconds:

@@ -18,7 +18,7 @@ import msgspec
 
 from tightrope.core import InfeasibleError, Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes, format_time
-from tightrope_ranks.pipeline.bounds import bound, smallest
+from tightrope_ranks.pipeline.bounds import bound
 from tightrope_ranks.pipeline.inside import computed_again, divided, num_keeping, ring_ns
 from tightrope_ranks.pipeline.search import (
     PipelineOptions,
@@ -27,6 +27,7 @@ from tightrope_ranks.pipeline.search import (
     placements,
     plan_pipeline,
     searched,
+    smallest,
     staged,
 )
 from tightrope_ranks.pipeline.segments import Segments

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tightrope.core import InfeasibleError, Machine
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes
-from tightrope_ranks.pipeline.bounds import bound, least_bytes, smallest
+from tightrope_ranks.pipeline.bounds import bound, least_bytes
 from tightrope_ranks.pipeline.cuts import equal_cuts, least_cuts
 from tightrope_ranks.pipeline.exact import MOST, exact_orders
 from tightrope_ranks.pipeline.generate import breadth_first, folded, gpipe, interleaved, looped
@@ -233,6 +233,20 @@ def searched(task: PipelineTask, options: PipelineOptions, below: Nanoseconds = 
     search = PipelineSearch(task, options)
     search.run(below)
     return search
+
+
+def smallest(task: PipelineTask) -> Bytes:
+    """Bytes per rank below which no plan exists: all that is held, and one micro-batch's part of one layer.
+
+    >>> smallest(PipelineTask((StageCost(1, 1, saved=7, parameters=8),) * 2, Machine("m", ()), 2, 1))
+    15
+    """
+    parts = task.replicas if task.sharded else 1
+    held = sum(one.parameters + one.state for one in task.layers) // parts
+    most = max(one.saved + one.work for one in task.layers)
+    return max(
+        -(-held // task.num_ranks), min(one.parameters + one.state for one in task.layers) // parts + most
+    )
 
 
 class PipelineSearch:
