@@ -21,8 +21,8 @@ from tightrope.core import CaptureError, NativeError
 from tightrope.core.cache import warn_once
 from tightrope.fuse.tolerance import difference
 from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
-from tightrope_forms.loops.body import inputs_of, specs_of, whole
-from tightrope_forms.loops.find import Stepped, loops
+from tightrope_forms.loops.body import specs_of
+from tightrope_forms.loops.find import Carried, Fixed, Stepped, loops, outside_of
 from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport
 from tightrope_forms.loops.record import Call, CallRecording, Ref, hooks, named, record, settings, tensors_of
 
@@ -33,21 +33,27 @@ _MOST_KINDS: Final = 32
 
 
 class _Stacked(NamedTuple):
-    """A call that puts a value of every step together."""
+    """A call of ``torch.stack`` on a value of every step."""
 
     number: int  # of the call
     kernels: LoopKernels
     ref: Ref
     axis: int
-    stacks: bool
     backwards: bool
+
+    def refs(self) -> list[Ref]:
+        """List what it reads of other calls than the loop."""
+        return []
+
+
+_Step = int | LoopKernels | _Stacked
 
 
 class LoopPlan(NamedTuple):
     """How calls of one kind run."""
 
     recording: CallRecording  # of the first
-    steps: list[int | LoopKernels | _Stacked]  # calls by number, loops, and values put together
+    steps: list[_Step]  # calls by number, loops, and values put together
     free: list[list[Ref]]  # per step, values that nothing needs behind it
     loops: list[LoopKernels]
     said: list[str]  # why other loops stay as they were
@@ -60,68 +66,51 @@ def plan_of(recording: CallRecording, given: Callable[[Ref], Tensor]) -> LoopPla
         CaptureError: there is no loop that can be compiled.
         NativeError: there is no compiler.
     """
-    found, said = list[LoopKernels](), list[str]()
+    found, said, calls = list[LoopKernels](), list[str](), recording.calls
     needing = list[bool]()  # by call; what comes from a value with a gradient may need one
 
     def wants(ref: Ref) -> bool:
         outside = ref.call < 0 and torch.is_grad_enabled()
         return given(ref).requires_grad if outside else ref.call >= 0 and needing[ref.call]
 
-    for call in recording.calls:
+    for call in calls:
         needing.append(any(map(wants, call.refs())))
     for loop in loops(recording):
-        inputs = inputs_of(loop)
-        stepped = [wants(one.source or one.items[0]) for one in inputs.stepped]
-        fixed = list(map(wants, inputs.fixed))
-        states = [any([*stepped, *fixed, *(wants(one.first) for one in inputs.states)])] * len(inputs.states)
+        any_wanted = any(map(wants, loop.refs()))
+        wanted = [any_wanted if name in loop.states else any(map(wants, outside_of(one)))
+                  for name, one in loop.inputs.items()]  # fmt: skip
         try:
-            specs = specs_of(inputs, recording, given)
-            found.append(LoopKernels(loop, inputs, specs, [*stepped, *states, *fixed]))
+            found.append(LoopKernels(loop, specs_of(loop, recording, given), wanted))
         except CaptureError as error:
             said.append(f"a loop of {loop.steps} steps: {error}")
     if not found:
         raise CaptureError(said[0] if said else "no loop over a state was found")
-    steps, at = list[int | LoopKernels | _Stacked](), 0
+    steps, at = list[_Step](), 0
     for one in found:
         steps += [*range(at, one.loop.start), *one.loop.once, one]
         at = one.loop.end
-    steps += range(at, len(recording.calls))
-    steps = [_stacked(one, recording.calls[one], found) if isinstance(one, int) else one for one in steps]
-    return LoopPlan(recording, steps, _freed(recording, steps), found, said)
+    steps += range(at, len(calls))
+    steps = [_stacked(one, calls[one], found) if isinstance(one, int) else one for one in steps]
+    kept = [one for one in recording.leaves if isinstance(one, Ref)]
+    last = {ref: at for at, step in enumerate(steps) for ref in _refs(step, calls)}
+    free = [[ref for ref in _refs(one, calls) if last[ref] == at and ref not in kept]
+            for at, one in enumerate(steps)]  # fmt: skip
+    return LoopPlan(recording, steps, free, found, said)
 
 
-def _stacked(number: int, call: Call, found: Sequence[LoopKernels]) -> "int | _Stacked":
-    refs = call.refs()
-    if call.function not in (torch.stack, torch.cat) or not refs:
-        return number
-    rest = [one for one in call.leaves if not isinstance(one, Ref)]
-    axis = rest[0] if rest else 0
-    for one in found:
-        at, period = refs[0].call - one.loop.start, one.loop.period
-        ref = refs[0]._replace(call=at % period)
-        every = [ref._replace(call=one.loop.start + k * period + at % period) for k in range(one.loop.steps)]
-        if len(rest) <= 1 and type(axis) is int and refs in (every, every[::-1]):
-            return _Stacked(number, one, ref, axis, call.function is torch.stack, refs != every)
+def _refs(step: _Step, calls: Sequence[Call]) -> list[Ref]:
+    return (calls[step] if isinstance(step, int) else getattr(step, "loop", step)).refs()
+
+
+def _stacked(number: int, call: Call, found: Sequence[LoopKernels]) -> _Step:
+    refs, axis = call.refs(), next((one for one in call.leaves if not isinstance(one, Ref)), 0)
+    for one in found if refs and call.function is torch.stack and type(axis) is int else ():
+        at = (refs[0].call - one.loop.start) % one.loop.period
+        steps = range(one.loop.start + at, one.loop.end, one.loop.period)
+        every = [refs[0]._replace(call=start) for start in steps]
+        if refs in (every, every[::-1]):
+            return _Stacked(number, one, refs[0]._replace(call=at), axis, refs != every)
     return number
-
-
-def _reads(step: "int | LoopKernels | _Stacked", recording: CallRecording) -> list[Ref]:
-    if isinstance(step, int):
-        return recording.calls[step].refs()
-    if isinstance(step, _Stacked):
-        return []
-    refs = [ref for one in step.inputs.stepped for ref in (one.items if one.source is None else [one.source])]
-    return [*refs, *(one.first for one in step.inputs.states), *step.inputs.fixed]
-
-
-def _freed(recording: CallRecording, steps: Sequence[Any]) -> list[list[Ref]]:
-    """Say after which step which values are needed no more."""
-    last = {ref: at for at, step in enumerate(steps) for ref in _reads(step, recording)}
-    kept = {one for one in recording.leaves if isinstance(one, Ref)}
-    free: list[list[Ref]] = [[] for _ in steps]
-    for ref, at in last.items():
-        free[at] += [ref] if ref not in kept else []
-    return free
 
 
 def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> Any:
@@ -136,8 +125,8 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
             return values[ref]
         one = next(one for one in plan.loops if one.loop.start <= ref.call < one.loop.end)
         step, at = divmod(ref.call - one.loop.start, one.loop.period)
-        array = arrays[one][ref._replace(call=at)]
-        return array[step].clone() if whole(one.loop, one.inputs, ref._replace(call=at)) else array
+        array = arrays[one][inside := ref._replace(call=at)]
+        return array[step].clone() if inside in one.loop.whole else array
 
     for step, free in zip(plan.steps, plan.free, strict=True):
         if isinstance(step, int):
@@ -145,17 +134,13 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
             values |= {Ref(step, item): one for item, one in enumerate(made)}
         elif isinstance(step, _Stacked):
             array = arrays[step.kernels][step.ref]
-            array = array.flip(0) if step.backwards else array
-            place = step.axis % (array.dim() - (not step.stacks))
-            array = array.movedim(0, place)
-            array = array if step.stacks else array.flatten(place, place + 1)
+            array = (array.flip(0) if step.backwards else array).movedim(0, step.axis)
             own = array.clone(memory_format=torch.contiguous_format)  # the caller may write to it
             values[Ref(step.number, 0)] = own
         else:
-            given = [_stepped(one, value, step.steps) for one in step.inputs.stepped]
-            given += [value(ref) for ref in (*(one.first for one in step.inputs.states), *step.inputs.fixed)]
+            given = [_given(one, value, step.steps) for one in step.loop.inputs.values()]
             made = LoopFunction.apply(step, *given)  # type: ignore[no-untyped-call]
-            refs = [ref for ref in step.inputs.outputs if ref in step.loop.used]
+            refs = [ref for ref in step.loop.outputs if ref in step.loop.used]
             arrays[step] = dict(zip(refs, made, strict=True))
         for key in free:
             values.pop(key, None)
@@ -163,16 +148,17 @@ def run(plan: LoopPlan, args: Sequence[Tensor], held: Mapping[str, Tensor]) -> A
     return tree_unflatten(leaves, plan.recording.tree)
 
 
-def _stepped(one: Stepped, value: Callable[[Ref], Tensor], steps: int) -> Tensor:
-    """Put elements of all steps along the first axis."""
+def _given(one: Stepped | Carried | Fixed, value: Callable[[Ref], Tensor], steps: int) -> Tensor:
+    """Give what a loop reads: a value, or elements of all steps along the first axis."""
+    if not isinstance(one, Stepped):
+        return value(outside_of(one)[0])
     if one.source is None:
         return torch.stack([value(ref) for ref in one.items])
     source = value(one.source).movedim(one.axis, 0)
     start = one.start % len(source)
     if one.by < 0:
         source, start = source.flip(0), len(source) - 1 - start
-    chosen = source[start :: abs(one.by)]
-    return chosen if len(chosen) == steps else chosen[:steps]
+    return source[start :: abs(one.by)][:steps]
 
 
 class LoopedModule(nn.Module):

@@ -56,15 +56,13 @@ class LoopLayout:
         return f"a_{view.array} + {step} * {self.elements[view.array]} + {offset}"
 
 
-def source(directions: dict[str, tuple[Ordered, int]], real: str, lanes: int) -> str:
-    """Write functions: by name, what one runs, and 1 for steps upwards, -1 for downwards."""
-    parts = [f"using real = {real};\nconstexpr int W = {lanes};\n", PRELUDE.read_text("utf-8")]
-    for name, (one, direction) in directions.items():
-        parts.append(_function(name, LoopLayout(one, lanes), direction))
-    return "\n".join(parts)
+def source(ways: dict[str, Ordered], real: str, lanes: int) -> str:
+    """Write functions: by name, what one runs."""
+    head = [f"using real = {real};\nconstexpr int W = {lanes};\n", PRELUDE.read_text("utf-8")]
+    return "\n".join([*head, *(_function(name, LoopLayout(one, lanes)) for name, one in ways.items())])
 
 
-def _function(name: str, layout: LoopLayout, direction: int) -> str:
+def _function(name: str, layout: LoopLayout) -> str:
     lines = [
         f'extern "C" void {name}(const i64* steps, real** given) {{',
         "    real* const scratch = given[0];",
@@ -80,7 +78,7 @@ def _function(name: str, layout: LoopLayout, direction: int) -> str:
                 f"{right.meta.stride(0)}, {right.meta.stride(1)}, scratch + {layout.packed[number]});"
             )
     up, down = "t = steps[0]; t < steps[1]; ++t", "t = steps[1] - 1; t >= steps[0]; --t"
-    lines += ["    }", f"    for (i64 {up if direction > 0 else down}) {{"]
+    lines += ["    }", f"    for (i64 {up if layout.one.program.direction > 0 else down}) {{"]
     for number, group in enumerate(layout.one.groups):
         if isinstance(group, Product):
             lines += _product(layout, group, number)

@@ -11,12 +11,16 @@ Gaps        Values of the iteration before the last one are not found.
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tightrope.core import CaptureError
 from tightrope_forms.loops.record import Call, CallRecording, Ref
 
 SHORTEST: Final = 4
@@ -24,15 +28,6 @@ SHORTEST: Final = 4
 LONGEST_PERIOD: Final = 400
 """Calls of one iteration."""
 _TAKES: Final = (Tensor.__getitem__, Tensor.select, torch.select)
-
-
-class _Same(NamedTuple):
-    value: Any
-
-
-class _Grows(NamedTuple):
-    start: int
-    by: int
 
 
 class Carried(NamedTuple):
@@ -58,7 +53,11 @@ class Fixed(NamedTuple):
     ref: Ref
 
 
-class Loop(NamedTuple):
+KINDS: Final = (Stepped, Carried, Fixed)
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
     """A loop in a recording; leaves of its calls are `Ref`, `Carried`, `Stepped` or `Fixed`."""
 
     start: int  # its first call
@@ -66,12 +65,47 @@ class Loop(NamedTuple):
     steps: int  # iterations
     body: tuple[Call, ...]  # of an iteration; a `Ref` has the number inside of it
     used: dict[Ref, tuple[int, ...]]  # values that are needed outside, and in which iterations
-    once: tuple[int, ...]  # calls, by number in the recording, that are the same in all iterations
+    once: list[int]  # calls, by number in the recording, that are the same in all iterations
 
     @property
     def end(self) -> int:
         """The first call behind it."""
         return self.start + self.period * self.steps
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """What an iteration reads: other elements in every step (x), states (s), and the rest (w)."""
+        leaves = [leaf for call in self.body for leaf in call.leaves]
+        kinds = ((letter, one) for letter, kind in zip("xsw", KINDS, strict=True)
+                 for one in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, kind)))  # fmt: skip
+        return {f"{letter}{at}": one for at, (letter, one) in enumerate(kinds)}
+
+    @cached_property
+    def states(self) -> dict[str, Carried]:
+        """Those of them that are states."""
+        return {name: one for name, one in self.inputs.items() if isinstance(one, Carried)}
+
+    @cached_property
+    def outputs(self) -> list[Ref]:
+        """What an iteration gives."""
+        return sorted({*(one.value for one in self.states.values()), *self.used})
+
+    @cached_property
+    def whole(self) -> list[Ref]:
+        """Outputs of which every step is needed outside, and not the last state alone."""
+        last = {one.value for one in self.states.values()}
+        return [ref for ref, at in self.used.items() if at != (self.steps - 1,) or ref not in last]
+
+    def refs(self) -> list[Ref]:
+        """List what it reads from outside."""
+        return [ref for one in self.inputs.values() for ref in outside_of(one)]
+
+
+def outside_of(one: Stepped | Carried | Fixed) -> Sequence[Ref]:
+    """List what an input is before the loop."""
+    if isinstance(one, Stepped):
+        return one.items if one.source is None else [one.source]
+    return [one.first if isinstance(one, Carried) else one.ref]
 
 
 def loops(recording: CallRecording) -> list[Loop]:
@@ -117,85 +151,69 @@ def _repeats(tokens: Any) -> list[tuple[int, int, int]]:
 
 def _loop(recording: CallRecording, first: int, period: int, length: int) -> Loop | None:
     """Try every call of the first period as the first of an iteration; take that which carries least."""
-    best: tuple[int, int, Loop] | None = None
+    found = list[Loop]()
     for start in range(first, min(first + period, first + length - SHORTEST * period + 1)):
         steps = (first + length - start) // period
-        if (found := _body(recording.calls, start, period, steps)) is None:
-            continue
-        body, once = _without_fixed(found, start)
-        carried = {leaf.value for call in body for leaf in call.leaves if isinstance(leaf, Carried)}
-        if best is None or (-steps, len(carried)) < best[:2]:
-            loop = Loop(start, period, steps, body, _used(recording, start, period, steps), once)
-            best = (-steps, len(carried), loop)
-    return None if best is None or not best[1] else best[2]
+        with suppress(CaptureError):
+            body, once = _body(recording.calls[start : start + period * steps], start, period)
+            found.append(Loop(start, period, steps, body, _used(recording, start, period, steps), once))
+    best = min(found, key=lambda one: (-one.steps, len(one.states)), default=None)
+    return best if best and best.states else None
 
 
-def _body(calls: Sequence[Call], start: int, period: int, steps: int) -> tuple[Call, ...] | None:
-    body = []
+def _body(calls: Sequence[Call], start: int, period: int) -> tuple[tuple[Call, ...], list[int]]:
+    """Write down one iteration, and calls that are the same in all: they are taken out of the loop."""
+    body, once = list[Call](), list[int]()
     for at in range(period):
-        every = [calls[start + at + k * period] for k in range(steps)]
-        leaves = [_leaf([one.leaves[n] for one in every], start, period) for n in range(len(every[0].leaves))]
-        if any(one is None for one in leaves):
-            return None
-        if grows := [n for n, one in enumerate(leaves) if isinstance(one, _Grows)]:
-            if (taken := _taken(every[0], leaves, grows)) is None:
-                return None
-            body.append(every[0]._replace(function=operator.pos, leaves=(taken,)))
-        else:
-            kept = tuple(one.value if isinstance(one, _Same) else one for one in leaves)
-            body.append(every[0]._replace(leaves=kept))
-    return tuple(body)
+        call, every = calls[at], zip(*(one.leaves for one in calls[at::period]), strict=True)
+        leaves = [_leaf(one, start, period) for one in every]
+        for n, one in enumerate(leaves):
+            if isinstance(one, Ref) and start + one.call in once:
+                leaves[n] = body[one.call].leaves[one.item]
+        if any(isinstance(one, range) for one in leaves):
+            call, leaves = call._replace(function=operator.pos), [_taken(call, leaves)]
+        elif not any(isinstance(one, Ref | Carried | Stepped) for one in leaves):
+            once.append(start + at)
+            leaves = [Fixed(Ref(start + at, item)) for item in range(len(call.shapes))]
+            call = call._replace(function=operator.pos)
+        body.append(call._replace(leaves=tuple(leaves)))
+    return tuple(body), once
 
 
-def _without_fixed(body: Sequence[Call], start: int) -> tuple[tuple[Call, ...], tuple[int, ...]]:
-    """Take calls out of the loop that are the same in all iterations."""
-    made, once = list[Call](), list[int]()
-    for at, call in enumerate(body):
-        leaves = tuple(made[one.call].leaves[one.item] if isinstance(one, Ref) and one.call in once else one
-                       for one in call.leaves)  # fmt: skip
-        function, moves = call.function, any(isinstance(one, Ref | Carried | Stepped) for one in leaves)
-        if function is not operator.pos and not moves:
-            once.append(at)
-            leaves = tuple(Fixed(Ref(start + at, item)) for item in range(len(call.shapes)))
-            function = operator.pos
-        made.append(call._replace(function=function, leaves=leaves))
-    return tuple(made), tuple(start + at for at in once)
+def _leaf(every: Sequence[Any], start: int, period: int) -> Any:
+    """Say what an operand is over all iterations; a number that grows is a range."""
+    first = every[0]
+    if not isinstance(first, Ref):
+        if type(first) is int and (by := every[1] - first):
+            grows = range(first, first + by * len(every), by)
+            if tuple(grows) == tuple(every):
+                return grows
+        elif all(repr(one) == repr(first) for one in every):
+            return first
+    elif all(isinstance(one, Ref) for one in every):
+        own = [ref._replace(call=ref.call - start - k * period) for k, ref in enumerate(every)]
+        if 0 <= own[0].call < period and len(set(own)) == 1:
+            return own[0]
+        before = {ref._replace(call=ref.call + period) for ref in own[1:]}
+        if len(before) == 1 and 0 <= (value := before.pop()).call < period and first.call < start:
+            return Carried(value, first)
+        if all(ref.call < start for ref in every):
+            return Fixed(first) if len(set(every)) == 1 else Stepped(None, 0, 0, 1, tuple(every))
+    raise CaptureError("an operand is of no kind that a loop has")
 
 
-def _leaf(every: list[Any], start: int, period: int) -> Any:
-    """Say what an operand is over all iterations, or None."""
-    if not isinstance(every[0], Ref):
-        if type(every[0]) is int and every[1] != every[0]:
-            by = every[1] - every[0]
-            return _Grows(every[0], by) if all(x == every[0] + k * by for k, x in enumerate(every)) else None
-        return _Same(every[0]) if all(repr(one) == repr(every[0]) for one in every) else None
-    if not all(isinstance(one, Ref) for one in every):
-        return None
-    own = [ref._replace(call=ref.call - start - k * period) for k, ref in enumerate(every)]
-    if all(0 <= ref.call < period for ref in own) and len(set(own)) == 1:
-        return own[0]
-    before = [ref._replace(call=ref.call + period) for ref in own[1:]]
-    if len(set(before)) == 1 and 0 <= before[0].call < period and every[0].call < start:
-        return Carried(before[0], every[0])
-    if len(set(every)) == 1 and every[0].call < start:
-        return Fixed(every[0])
-    if all(ref.call < start for ref in every):
-        return Stepped(None, 0, 0, 1, tuple(every))
-    return None
-
-
-def _taken(call: Call, leaves: Sequence[Any], grows: Sequence[int]) -> Stepped | None:
+def _taken(call: Call, leaves: Sequence[Any]) -> Stepped:
     """Read ``x[:, t]`` or ``x.select(axis, t)`` as elements of a tensor along an axis."""
-    source, grow = leaves[0], leaves[grows[0]]
-    if not isinstance(source, Fixed) or call.function not in _TAKES or len(grows) != 1:
-        return None
-    same = [one.value for one in leaves[1:] if isinstance(one, _Same)]
+    source, *index = leaves
+    at, *more = (n for n, one in enumerate(index) if isinstance(one, range))
+    grows, axis = index.pop(at), None
     if call.function is not Tensor.__getitem__:
-        axis = same[0] if grows[0] == 2 and same and type(same[0]) is int else None
-    else:
-        whole = all(isinstance(one, slice) and one == slice(None) for one in same)
-        axis = grows[0] - 1 if whole and len(same) == len(leaves) - 2 else None
-    return None if axis is None else Stepped(source.ref, axis, grow.start, grow.by)
+        axis = index[0] if at == 1 and type(index[0]) is int else None
+    elif all(isinstance(one, slice) and one == slice(None) for one in index):
+        axis = at
+    if more or axis is None or not isinstance(source, Fixed) or call.function not in _TAKES:
+        raise CaptureError("elements are taken in a way that is not affine")
+    return Stepped(source.ref, axis, grows.start, grows.step)
 
 
 def _used(recording: CallRecording, start: int, period: int, steps: int) -> dict[Ref, tuple[int, ...]]:

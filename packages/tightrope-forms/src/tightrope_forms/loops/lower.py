@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from tightrope.core import CaptureError
 from tightrope_forms.loops import ops
 from tightrope_forms.loops._torch import traced
-from tightrope_forms.loops.body import LoopInputs, Spec, body_of, whole
+from tightrope_forms.loops.body import Spec, body_of
 from tightrope_forms.loops.find import Loop
 from tightrope_forms.loops.ops import (
     ElementView,
@@ -52,7 +52,7 @@ class LoweredLoop(NamedTuple):
     gradients: list[Whole | str | None]  # of inputs; a name is that of an array whose step 0 it is
 
 
-def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoweredLoop:
+def lower(loop: Loop, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoweredLoop:
     """Make statements of a loop; arguments are those of `LoopKernels`.
 
     Raises:
@@ -61,7 +61,7 @@ def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequenc
     dtypes = {dtype for _, dtype in specs}
     if dtypes - {torch.float32} and dtypes - {torch.float64}:
         raise CaptureError(f"it computes with {', '.join(sorted(str(one)[6:] for one in dtypes))}")
-    body, given = body_of(loop, inputs), [n for n, one in enumerate(wanted) if one]
+    body, given = body_of(loop), [n for n, one in enumerate(wanted) if one]
 
     def joint(*args: Tensor) -> Any:
         own, grads = args[: len(specs)], args[len(specs) :]
@@ -78,17 +78,16 @@ def lower(loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], wanted: Sequenc
     alone = traced(lambda *args: list(body(*args)), specs).find_nodes(op="output")[0].args[0]
     likes = [one.meta["val"] for one in alone]
     graph = traced(joint, [*specs, *((tuple(one.shape), one.dtype) for one in likes)])
-    return _LoopLowering(loop, inputs, specs, graph, given).lowered()
+    return _LoopLowering(loop, specs, graph, given).lowered()
 
 
 class _LoopLowering:
-    def __init__(self, loop: Loop, inputs: LoopInputs, specs: Sequence[Spec], graph: Any, given: list[int]):
-        self.loop, self.inputs, self.specs, self.given = loop, inputs, list(specs), given
-        self.num_stepped, self.num_states = len(inputs.stepped), len(inputs.states)
+    def __init__(self, loop: Loop, specs: Sequence[Spec], graph: Any, given: list[int]):
+        self.loop, self.specs, self.given = loop, list(specs), given
         self.holders = [node for node in graph.nodes if node.op == "placeholder"]
         every = graph.find_nodes(op="output")[0].args[0]
-        self.made, self.grads = every[: len(inputs.outputs)], every[len(inputs.outputs) :]
-        levels = [1] * self.num_stepped + [2] * self.num_states + [0] * len(inputs.fixed)
+        self.made, self.grads = every[: len(loop.outputs)], every[len(loop.outputs) :]
+        levels = ["wxs".index(name[0]) for name in loop.inputs]
         levels += [3] * (len(self.holders) - len(levels))
         self.level: dict[FxNode, int] = dict(zip(self.holders, levels, strict=True))
         """0 = the same in all iterations, 1 = of the elements of a step, 2 = of states, 3 = of gradients."""
@@ -110,28 +109,28 @@ class _LoopLowering:
     def lowered(self) -> LoweredLoop:
         """Lower both directions."""
         forward, backward = self.directions
-        kinds = "x" * self.num_stepped + "s" * self.num_states + "w" * len(self.inputs.fixed)
-        for number, (kind, (shape, _)) in enumerate(zip(kinds, self.specs, strict=True)):
-            view = forward.array(f"{kind}{number}", shape, timed=kind != "w")
-            forward.kept.add(view.array)
-            self.values[self.holders[number]] = seen(view)
-            if kind == "s":
-                carried = self.inputs.states[number - self.num_stepped]
-                node = self.made[self.inputs.outputs.index(carried.value)]
-                self.states.setdefault(carried.value, []).append(view._replace(step=1))
+        names = list(self.loop.inputs)
+        for name, holder, (shape, _) in zip(names, self.holders, self.specs, strict=False):
+            view = forward.array(name, shape, timed=name[0] != "w")
+            forward.kept.add(name)
+            self.values[holder] = seen(view)
+            if name in self.loop.states:
+                value = self.loop.states[name].value
+                node = self.made[self.loop.outputs.index(value)]
+                self.states.setdefault(value, []).append(view._replace(step=1))
                 if node.target in ops.POINTWISE:
                     self.home.setdefault(node, view._replace(step=1))
-        outputs = [self._output(self.made[n], ref) for n, ref in enumerate(self.inputs.outputs)]
+        outputs = [self._output(self.made[n], ref) for n, ref in enumerate(self.loop.outputs)]
         gradients: list[Whole | str | None] = [None] * len(self.specs)
         if self.given:
             self._seed_gradients()
             pairs = zip(self.given, self.grads, strict=True)
-            for n, node in sorted(pairs, key=lambda pair: kinds[pair[0]] != "s"):  # states come first
-                if kinds[n] == "s":
-                    self._nest(backward, backward.array(f"ds{n}", self.specs[n][0]), self.value(node))
-                    gradients[n] = f"ds{n}"
+            for n, node in sorted(pairs, key=lambda pair: names[pair[0]][0] != "s"):  # states come first
+                if (name := names[n])[0] == "s":
+                    self._nest(backward, backward.array(f"d{name}", self.specs[n][0]), self.value(node))
+                    gradients[n] = f"d{name}"
                 else:
-                    gradients[n] = self._over(node) if kinds[n] == "x" else self._total(node)
+                    gradients[n] = self._over(node) if name[0] == "x" else self._total(node)
         way = backward if self.given else None
         return LoweredLoop(self.specs, forward, way, outputs, self.needed, gradients)
 
@@ -156,11 +155,11 @@ class _LoopLowering:
     def _seed_gradients(self) -> None:
         """Read the gradient of an output: what comes from outside, and from the step behind."""
         backward = self.directions[1]
-        for number, ref in enumerate(self.inputs.outputs):
+        for number, ref in enumerate(self.loop.outputs):
             shape = tuple(self.made[number].meta["val"].shape)
             names = [f"d{one.array}" for one in self.states.get(ref, ()) if int(one.array[1:]) in self.given]
             parts = [seen(backward.array(name, shape)._replace(step=1)) for name in names]
-            if whole(self.loop, self.inputs, ref):
+            if ref in self.loop.whole:
                 backward.kept.add(f"dy{number}")
                 parts.append(seen(backward.array(f"dy{number}", shape)))
             add, first = ops.POINTWISE[aten.add.Tensor], parts[0] if parts else Lazy(0.0, (), shape)

@@ -164,6 +164,11 @@ class LoweredWay(NamedTuple):
     before: list[Product]  # they run before the loop, for many steps at once
     kept: set[str]  # arrays that something outside reads or writes
 
+    @property
+    def made(self) -> set[str]:
+        """Arrays that statements write."""
+        return {one.target.array for one in (*self.work, *self.before)}
+
     def array(self, name: str, shape: Sequence[int], *, timed: bool = True) -> ElementView:
         """Add an array; return all of its elements."""
         self.arrays[name] = tuple(shape)

@@ -44,9 +44,9 @@ class Call(NamedTuple):
         """List the leaves that are references."""
         return [one for one in self.leaves if isinstance(one, Ref)]
 
-    def run(self, value: Callable[[Ref], Any]) -> list[Any]:
-        """Call it again; return the tensors of its result."""
-        leaves = [value(one) if isinstance(one, Ref) else one for one in self.leaves]
+    def run(self, value: Callable[[Any], Any], kinds: tuple[type, ...] = (Ref,)) -> list[Any]:
+        """Call it again, with values for the leaves of some kinds; return the tensors of its result."""
+        leaves = [value(one) if isinstance(one, kinds) else one for one in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.tree)
         return tensors_of(self.function(*args, **kwargs))
 
@@ -65,6 +65,11 @@ def tensors_of(result: Any) -> list[Any]:
     return [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
 
 
+def facts_of(one: Tensor) -> tuple[Any, ...]:
+    """Say shape, dtype and device of a tensor."""
+    return tuple(one.shape), one.dtype, one.device.type
+
+
 class _Recorder(TorchFunctionMode):
     """Records until something cannot be recorded; the module runs on, as nothing may run twice."""
 
@@ -73,13 +78,10 @@ class _Recorder(TorchFunctionMode):
         self.known, self.calls, self.held, self.said = dict(known), list[Call](), list[Any](), ""
 
     def leaf(self, one: Any, where: str) -> Any:
-        if not isinstance(one, Tensor):
-            return one
-        if id(one) not in self.known:
-            self.said = (
-                self.said or f"{where} takes a tensor that is no parameter, buffer, argument or result"
-            )
-        return self.known.get(id(one))
+        if isinstance(one, Tensor) and id(one) not in self.known:
+            said = f"{where} takes a tensor that is no parameter, buffer, argument or result"
+            self.said = self.said or said
+        return self.known.get(id(one)) if isinstance(one, Tensor) else one
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -87,24 +89,21 @@ class _Recorder(TorchFunctionMode):
         if self.said:
             return func(*args, **(kwargs or {}))
         given, tree = tree_flatten((tuple(args), dict(kwargs or {})))
-        versions = _versions(given)
+        tensors = [one for one in given if isinstance(one, Tensor) and not one.is_inference()]
+        versions = [one._version for one in tensors]
         result = func(*args, **(kwargs or {}))
         made, name = tensors_of(result), getattr(func, "__name__", str(func))
-        if _versions(given) != versions:
+        if [one._version for one in tensors] != versions:
             self.said = f"{name} writes in place"
         elif not made and name not in _METADATA:
             self.said = f"{name} is called, whose result or effect is no tensor"
         elif made:
-            facts = tuple((tuple(one.shape), one.dtype, one.device.type) for one in made)
+            facts = tuple(map(facts_of, made))
             call = Call(func, tuple(self.leaf(one, name) for one in given), tree, facts)
             self.held.append((result, made, given))  # so that no number stands for two tensors
             self.known |= {id(one): Ref(len(self.calls), at) for at, one in enumerate(made)}
             self.calls.append(call)
         return result
-
-
-def _versions(given: Sequence[Any]) -> list[int]:
-    return [one._version for one in given if isinstance(one, Tensor) and not one.is_inference()]
 
 
 def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallRecording, str]:
@@ -128,8 +127,7 @@ def _own(module: nn.Module) -> list[Any]:
     return [
         (name, id(value), len(value) if isinstance(value, list | dict | set) else 0)
         for one in module.modules()
-        for held in (vars(one), one._buffers, one._parameters)
-        for name, value in held.items()
+        for name, value in (*vars(one).items(), *one._buffers.items(), *one._parameters.items())
     ]
 
 
@@ -140,8 +138,7 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
         (name, repr(value))
         for one in module.modules()
         for name, value in vars(one).items()
-        if isinstance(value, plain)
-        or (isinstance(value, list | tuple) and all(isinstance(x, plain) for x in value))
+        if all(isinstance(x, plain) for x in (value if isinstance(value, list | tuple) else [value]))
     )
 
 
