@@ -99,12 +99,9 @@ class _LoopLowering:
         self.needed: list[str] = []
         self.home: dict[FxNode, ElementView] = {}
         self.states: dict[Ref, list[ElementView]] = {}  # where a value is a state of the next step
-        self.crossing = {
-            f"v_{node.name}" for node in graph.nodes
-            if node.target in ops.POINTWISE and self.level[node] < 3
-            and ops.names_in(ops.POINTWISE[node.target](*range(len(node.args)))) & ops.EXPENSIVE
-            and self._crosses(node)
-        }  # fmt: skip
+        inner = [node for node in graph.nodes if node.target in ops.POINTWISE and self.level[node] < 3]
+        costly = (n for n in inner if ops.expensive(ops.POINTWISE[n.target](*range(len(n.args)))))
+        self.crossing = {f"v_{node.name}" for node in costly if self._crosses(node)}
 
     def lowered(self) -> LoweredLoop:
         """Lower both directions."""
@@ -214,21 +211,20 @@ class _LoopLowering:
 
     def _shared(self, node: FxNode, value: Lazy) -> Lazy:
         """Store what is expensive, or read twice; the rest is computed where it is read."""
-        costly, at_home = bool(ops.names_in(value.formula) & ops.EXPENSIVE), node in self.home
+        costly, at_home = ops.expensive(value.formula), node in self.home
         if self.level[node] < 3 and self._crosses(node):
             arrays = {one.array for one in value.reads}
-            if not costly and all(name[0] in "sxw" or name in self.crossing for name in arrays):
-                return value  # the backward computes it again
-            if not at_home and {name[0] for name in arrays} == {"s"}:
-                return value  # such as tanh of the cell of an LSTM, whose states are kept anyway
+            again = not costly and all(name[0] in "sxw" or name in self.crossing for name in arrays)
+            if again or (not at_home and {name[0] for name in arrays} == {"s"}):
+                return value  # the backward computes it again, such as tanh of the cell of an LSTM
         often = sum(one.op != "output" for one in node.users) > 1
         return seen(self._store(node, value)) if costly or often or at_home else value
 
     def _crosses(self, node: FxNode) -> bool:
         """Tell whether the backward reads a value."""
+        looks = ops.VIEWS | ops.SAME
         return any(
-            self.level.get(one) == 3 or (one.target in ops.VIEWS | ops.SAME and self._crosses(one))
-            for one in node.users
+            self.level.get(one) == 3 or (one.target in looks and self._crosses(one)) for one in node.users
         )
 
     def _store(self, node: FxNode, value: Lazy) -> ElementView:
@@ -256,22 +252,18 @@ class _LoopLowering:
                     self.needed.append(one.array)
 
     def _product(self, node: FxNode) -> ElementView:
-        bias_at, left_at, right_at = ops.PRODUCTS[node.target]
-        if node.kwargs:
-            raise CaptureError(f"{node.target} with factors has no formula here")
-        left_node, right_node = node.args[left_at], node.args[right_at]
-        where = self._direction(node)
+        bias_at, *factors = ops.PRODUCTS[node.target]
+        (left_node, right_node), where = (node.args[at] for at in factors), self._direction(node)
         turned = self.level[left_node] == 0 and bias_at is None and self.level[right_node] > 0
-        if self.level[right_node] > 0 and not turned:
-            raise CaptureError("a product of two values that change in the loop has no kernel here")
+        bias = None if bias_at is None else self.value(node.args[bias_at]).view
+        fixed = bias_at is None or (bias is not None and self.level[node.args[bias_at]] == 0)
+        if node.kwargs or not fixed or (self.level[right_node] > 0 and not turned):
+            raise CaptureError("a product of two values that change, or with another sum, has no kernel here")
         left, right = self.stored(left_node), self.stored(right_node)
         if turned:  # weights are on the right in the transpose
             left, right = (one._replace(meta=one.meta.t()) for one in (right, left))
         if left.meta.stride(1) != 1 and left.meta.shape[1] > 1:  # rows are laid out one behind the other
             left = self._nest(where, where.array(f"v_{node.name}_rows", left.meta.shape), seen(left))
-        bias = None if bias_at is None else self.value(node.args[bias_at]).view
-        if bias_at is not None and (bias is None or self.level[node.args[bias_at]] > 0):
-            raise CaptureError("a product with a bias that changes has no kernel here")
         shape = (left.meta.shape[0], right.meta.shape[1])
         target = where.array(f"p_{node.name}", shape)
         self._note(where, left, right)
@@ -284,19 +276,18 @@ class _LoopLowering:
         """Write gradients of slices of one value side by side; None where the op is no sum of these."""
         every, found = [node], list[FxNode]()
         while every:
-            if not isinstance(one := every.pop(), fx.Node):
-                return None
-            if one.target is aten.slice_backward.default and one.args[5] == 1:
+            one = every.pop()
+            target = getattr(one, "target", None)
+            if target is aten.slice_backward.default and one.args[5] == 1:
                 found.append(one)
-            elif one.target is aten.add.Tensor and not one.kwargs and one not in self.values:
+            elif target is aten.add.Tensor and not one.kwargs and one not in self.values:
                 every += one.args
             else:
                 return None
-        axes = {one.args[2] for one in found}
-        if len(axes) != 1:
+        if len(axes := {one.args[2] for one in found}) != 1:
             raise CaptureError("gradients of slices along two axes have no formula here")
-        found.sort(key=lambda one: one.args[3])
-        return self._side_by_side(node, axes.pop(), [(one.args[3], self.value(one.args[0])) for one in found])
+        pieces = sorted((one.args[3], number, one.args[0]) for number, one in enumerate(found))
+        return self._side_by_side(node, axes.pop(), [(start, self.value(one)) for start, _, one in pieces])
 
     def _side_by_side(self, node: FxNode, axis: int, pieces: Sequence[tuple[int, Lazy]]) -> ElementView:
         where, shape, end = self._direction(node), tuple(node.meta["val"].shape), 0
@@ -318,11 +309,8 @@ class _LoopLowering:
 
     def _over(self, node: FxNode) -> Whole:
         """Compute a gradient of every step after the loop, where it is a product; else inside."""
-        if node.target in ops.VIEWS and node not in self.values and node.args[0].target in ops.PRODUCTS:
-            inner, target, rest = self._over(node.args[0]), node.target, node.args[1:]
-            return lambda read: torch.vmap(lambda one: target(one, *rest))(inner(read))
         if node not in self.values and node.target is aten.mm.default and self.level[node.args[1]] == 0:
-            left, right = self._kept(node.args[0]), self._kept(node.args[1])
+            left, right = map(self._kept, node.args)
             return lambda read: torch.matmul(read(left), read(right))
         view = self._kept(node)
         return lambda read: read(view)
@@ -330,19 +318,18 @@ class _LoopLowering:
     def _total(self, node: FxNode) -> Whole:
         """Add a gradient over all steps, after the loop."""
         target, args = node.target, node.args
-        new = node not in self.values and node.op != "placeholder"
-        if new and target in ops.VIEWS and target is not aten.expand.default:
+        if node in self.values or node.op == "placeholder":
+            target = None
+        if target in ops.VIEWS and target is not aten.expand.default:
             inner = self._total(args[0])
             return lambda read: target(inner(read), *args[1:], **node.kwargs)
-        nodes = all(isinstance(one, fx.Node) for one in args)
-        if new and target is aten.add.Tensor and not node.kwargs and nodes:
-            one, two = self._total(args[0]), self._total(args[1])
+        if target is aten.add.Tensor and not node.kwargs and all(isinstance(one, fx.Node) for one in args):
+            one, two = map(self._total, args)
             return lambda read: one(read) + two(read)
-        if new and target is aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
-            left, right = self._kept(args[0]), self._kept(args[1])
-            # one product for all steps
+        if target is aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
+            left, right = map(self._kept, args)  # one product for all steps
             return lambda read: read(left).transpose(0, 1).flatten(1) @ read(right).flatten(0, 1)
-        if new and target is aten.sum.dim_IntList and self.level[args[0]] > 0:
+        if target is aten.sum.dim_IntList and self.level[args[0]] > 0:
             view = self._kept(args[0])
             return lambda read: read(view).sum(0).sum(*args[1:])
         inner = self._over(node)
@@ -353,6 +340,5 @@ class _LoopLowering:
         view = self.stored(node)
         self._note(self.directions[1], view)
         for one in self.directions:
-            if view.array in one.arrays:
-                one.kept.add(view.array)
+            one.kept.update({view.array} & one.arrays.keys())
         return view

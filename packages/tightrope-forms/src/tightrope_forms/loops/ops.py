@@ -76,9 +76,7 @@ class ElementView(NamedTuple):
 
     def same(self, other: "ElementView") -> bool:
         """Tell whether two views are the same elements, in one order."""
-        one, two = (
-            (x.array, x.step, x.meta.shape, x.meta.stride(), x.meta.storage_offset()) for x in (self, other)
-        )
+        one, two = ((*x[::2], x.meta.shape, x.meta.stride(), x.meta.storage_offset()) for x in (self, other))
         return one == two
 
 
@@ -127,16 +125,14 @@ def combined(made: Made, operands: Sequence[Lazy | float], shape: tuple[int, ...
         return places[formula] if isinstance(formula, int) else formula
 
     for one in operands:
-        own = list(map(place, one.reads)) if isinstance(one, Lazy) else []
-        formulas.append(renumbered(one.formula, own) if isinstance(one, Lazy) else float(one))
+        lazy = one if isinstance(one, Lazy) else Lazy(float(one), (), shape)
+        formulas.append(renumbered(lazy.formula, list(map(place, lazy.reads))))
     return Lazy(made(*formulas, **named), tuple(reads), shape)
 
 
-def names_in(formula: Formula) -> set[str]:
-    """List the ops of a formula."""
-    if not isinstance(formula, tuple):
-        return set()
-    return {str(formula[0])}.union(*(names_in(one) for one in formula[1:]))  # type: ignore[arg-type]
+def expensive(formula: Formula) -> bool:
+    """Tell whether a formula has an op that is better not computed twice."""
+    return isinstance(formula, tuple) and (formula[0] in EXPENSIVE or any(map(expensive, formula[1:])))
 
 
 class Nest(NamedTuple):
