@@ -117,10 +117,25 @@ def test_values_are_close_and_plans_no_larger(name: str, is_tight: bool) -> None
 
 
 def test_a_share_is_one_of_what_the_model_as_it_was_needs() -> None:
-    budgets = [
-        stepped(gelus, (512, 64), budget="100%", rewrite=rewrite)[2].budget for rewrite in (False, True)
-    ]
+    budgets = [stepped(*NETS["gelus"], budget="100%", rewrite=rewrite)[2].budget for rewrite in (False, True)]
     assert budgets[0] == budgets[1]
+
+
+def refused(budget: int, *, rewrite: bool) -> int:
+    """Train where nothing fits; return the first budget that is named."""
+    with pytest.raises(tightrope.InfeasibleError) as error:
+        stepped(*NETS["attentions"], budget=budget, rewrite=rewrite)
+    found = re.search(r"budget=(\d+)", str(error.value))
+    assert found
+    return int(found[1])
+
+
+def test_a_refusal_names_what_the_smallest_form_needs_and_that_trains() -> None:
+    named, plain = (refused(1 << 20, rewrite=rewrite) for rewrite in (True, False))
+    assert named < 0.9 * plain
+    report = stepped(*NETS["attentions"], budget=named, rewrite=True)[2]
+    assert report.form.startswith("rewritten, ")
+    assert report.observed_total <= named
 
 
 def test_it_is_off_by_default_and_bits_stay() -> None:

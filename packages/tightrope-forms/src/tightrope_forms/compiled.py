@@ -16,7 +16,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from torch import Tensor, fx, nn
 
 from tightrope.capture._torch import real_tensors, without_values
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, Flag, InfeasibleError, TightropeError
+from tightrope.core import Bytes, Flag, Forecast, InfeasibleError, TightropeError
 from tightrope.fuse.tolerance import WHOLE_STEP, difference, tolerance
 from tightrope.price.device import device_of
 from tightrope.run.ledger.accounts import accounts
@@ -46,22 +45,21 @@ Rules = tuple[str, ...]
 
 def chosen_form(program: Program, real: Sequence[Any], planned: PlanForm) -> tuple[Program, str, Bytes]:
     """Choose what is planned for a call; see `tightrope.run.session.equal_forms.ChooseForm`."""
-    before = None
-    with suppress(InfeasibleError, torch.OutOfMemoryError):  # said where it is planned, if no form fits
-        before = planned(program, 0).forecast
+    before, named = _tried(planned, program)  # a refusal is said where it is planned, if no form names less
     try:
         found = _traced_forms(program, real)
     except TightropeError as error:
         return program, f"not rewritten: {error}", 0
     best, least = (program, "not rewritten: no form has a smaller plan", 0), _WORTH
     for other, rules in found:
-        most, price, saved = 0, 0.0, "as captured nothing fits"
-        try:
-            after = planned(other, 0).forecast
-            if before is not None and after.total > before.total:
-                after, most = planned(other, before.total).forecast, before.total
-        except (InfeasibleError, torch.OutOfMemoryError):
+        (after, smallest), most = _tried(planned, other), 0
+        if before and after and after.total > before.total:
+            (after, _), most = _tried(planned, other, before.total), before.total
+        if after is None:
+            if before is None and least and smallest < named:
+                named, best = smallest, (other, "not rewritten: no form fits", 0)
             continue
+        price, saved = 0.0, "as captured nothing fits"
         if before is not None:
             price = after.ns / max(before.ns, 1) * after.total / before.total
             took = f"{before.ns / 1e6:.1f} -> {after.ns / 1e6:.1f} ms"
@@ -72,6 +70,16 @@ def chosen_form(program: Program, real: Sequence[Any], planned: PlanForm) -> tup
             graph = msgspec.structs.replace(other.graph, name=other.call.name)
             best, least = (replace(other, graph=graph), said, most), price
     return best
+
+
+def _tried(planned: PlanForm, program: Program, most: Bytes = 0) -> tuple[Forecast | None, float]:
+    """Plan; return the forecast, or None and the smallest total that a refusal found."""
+    try:
+        return planned(program, most).forecast, math.inf
+    except InfeasibleError as error:
+        return None, error.smallest_found or math.inf
+    except torch.OutOfMemoryError:
+        return None, math.inf
 
 
 def _traced_forms(program: Program, real: Sequence[Any]) -> list[tuple[Program, Rules]]:
@@ -143,15 +151,16 @@ def forms(
     right: dict[tuple[int, str], bool] = {}
     made: set[str] = set()
     for weights in WEIGHTS:
-        solved = {key: solve_part(part, weights, end=end) for key, part in unlike.items()}
-        for key, one in solved.items():
-            if one is not None and one.rules():
+        solved: dict[str, Solved] = {}
+        for key, part in unlike.items():
+            if (one := solve_part(part, weights, end=end)) is not None and one.rules():
                 choice = id(one.costs.graph), repr(sorted(one.found.choice.items()))
                 if choice not in right:
                     right[choice] = equal_part(one)
-                solved[key] = one if right[choice] else None
-        found = [solved[part.key] for part in parts]
-        taken = [(one.costs.graph, one.found.choice) if one and one.rules() else None for one in found]
+                if right[choice]:
+                    solved[key] = one
+        found = [solved.get(part.key) for part in parts]
+        taken = [one and (one.costs.graph, one.found.choice) for one in found]
         other = emitted(whole, parts, taken)
         if other is not None and other.code not in made:
             made.add(other.code)
@@ -186,11 +195,8 @@ def equal_part(one: Solved) -> bool:
     """Run a part and its form on random numbers; tell whether results and gradients are close."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        every = one.costs.graph.nodes.items()
-        leaves = {
-            at: _drawn_leaf(one.costs.graph.values[at])
-            for at, nodes in every if any(node.op == "leaf" for node in nodes)
-        }  # fmt: skip
+        every, values = one.costs.graph.nodes.items(), one.costs.graph.values
+        leaves = {at: _drawn_leaf(values[at]) for at, some in every if any(n.op == "leaf" for n in some)}
         try:
             right, found = (_run(one, choice, leaves) for choice in (one.costs.given(), one.found.choice))
         except RuntimeError:  # a view of what is laid out otherwise now

@@ -1,5 +1,6 @@
 """What Dynamo keeps of a captured graph: it finds the model whose graph it is, and runs it there."""
 
+import math
 import weakref
 from typing import Any, Protocol
 
@@ -44,12 +45,17 @@ class CompiledGraph:
         calls, number = self._asked(args)
         try:
             return calls.forward(number, args)
-        except InfeasibleError:  # before anything ran
+        except InfeasibleError as error:  # before anything ran
             plain = add_plain(calls, number, args) if args else None
             if plain is None:
                 raise
+            rewritten = error.with_traceback(None)  # whose frames hold the inputs
         self._number = plain
-        return calls.forward(plain, args)
+        try:
+            return calls.forward(plain, args)
+        except InfeasibleError as error:  # the form is tried first in the next run, too
+            smallest = rewritten.smallest_found or math.inf
+            raise rewritten if smallest < (error.smallest_found or math.inf) else error from None
 
     def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""

@@ -99,7 +99,9 @@ def plan_of(recording: CallRecording, given: Callable[[Ref], Tensor]) -> LoopPla
 
 
 def _refs(step: _Step, calls: Sequence[Call]) -> list[Ref]:
-    return (calls[step] if isinstance(step, int) else getattr(step, "loop", step)).refs()
+    if isinstance(step, LoopKernels):
+        return step.loop.refs()
+    return (calls[step] if isinstance(step, int) else step).refs()
 
 
 def _stacked(number: int, call: Call, found: Sequence[LoopKernels]) -> _Step:

@@ -132,7 +132,7 @@ def combined(made: Made, operands: Sequence[Lazy | float], shape: tuple[int, ...
 
 def expensive(formula: Formula) -> bool:
     """Tell whether a formula has an op that is better not computed twice."""
-    return isinstance(formula, tuple) and (formula[0] in EXPENSIVE or any(map(expensive, formula[1:])))
+    return isinstance(formula, tuple) and (formula[0] in EXPENSIVE or any(map(expensive, formula[1:])))  # type: ignore[arg-type]
 
 
 class Nest(NamedTuple):

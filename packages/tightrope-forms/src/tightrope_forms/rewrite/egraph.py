@@ -114,15 +114,16 @@ def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
                 made = op(*positional, **named)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise TightropeError(f"{op} does not run on such tensors.") from error
-        results = made if isinstance(made, tuple | list) else (made,)
+        several = isinstance(made, tuple | list)
+        results = made if several else (made,)
         if not all(isinstance(one, Tensor) for one in results):
             raise TightropeError(f"{op} returns no tensors.")
         of_inputs, of_results = [_storages(one) for one in inputs], _storages(results)
         kept = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in saved}
-        specs = tuple(spec_of(one) for one in results)
+        specs = tuple(map(spec_of, results))
         view = next((k for k, storages in enumerate(of_inputs) if storages & of_results), None)
         return Facts(
-            value=specs if isinstance(made, tuple | list) else specs[0],
+            value=specs if several else specs[0],
             keeps=tuple(k for k, storages in enumerate(of_inputs) if storages & kept.keys()),
             keeps_result=view is None and bool(of_results & kept.keys()),
             own=sum(size for one, size in kept.items() if one not in of_results.union(*of_inputs)),
@@ -212,7 +213,7 @@ class EGraph:
 
     def unite(self, pairs: list[tuple[ClassId, ClassId]], why: str) -> bool:
         """Say that classes are equal, as one use of a rule; return whether that is news."""
-        news, moves = False, []
+        moves = list[tuple[ClassId, ENode]]()
         for old, new in pairs:
             old, new = self.find(old), self.find(new)
             one, other = self.values[old], self.values[new]
@@ -226,10 +227,9 @@ class EGraph:
                     self.why.setdefault(node, why)
             self._parents[second] = first
             self.nodes[first] |= self.nodes.pop(second)
-            news = True
         if moves:
             self.applied.append(tuple(moves))
-        return news
+        return bool(moves)
 
     def rebuild(self) -> None:
         """Unite classes whose nodes became equal, until none does."""
@@ -251,38 +251,31 @@ class EGraph:
         self.applied = [tuple((self.find(c), self._named(n)) for c, n in moves) for moves in self.applied]
 
     def _named(self, node: ENode) -> ENode:
-        return node._replace(children=tuple(self.find(child) for child in node.children))
+        return node._replace(children=tuple(map(self.find, node.children)))
 
     @property
     def num_nodes(self) -> int:
         """How many nodes there are."""
         return sum(map(len, self.nodes.values()))
 
-    def by(self, one: int, *ops: Any) -> Iterator[tuple[ENode, Any, Any]]:
-        """Yield the nodes of a class with one of some ops: the node, its arguments, and its named ones."""
+    def by(self, one: int, *ops: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the arguments of the nodes of a class with one of some ops, and their named ones."""
         for node in list(self.nodes[self.find(one)]):
             if node.op in ops:
-                given, named = thawed(node.args, [self.find(child) for child in node.children])
-                yield node, given, named
+                yield thawed(node.args, list(map(self.find, node.children)))
 
     def all_by(self, *ops: Any) -> Iterator[tuple[ClassId, Any, Any]]:
         """Yield every node with one of some ops: its class, its arguments, and its named ones."""
         for one in list(self.nodes):
-            if one in self.nodes:
-                for _, given, named in self.by(one, *ops):
-                    yield self.find(one), given, named
+            for given, named in self.by(one, *ops) if one in self.nodes else ():
+                yield self.find(one), given, named
 
 
 Rewrites: TypeAlias = Callable[[EGraph], Iterator[list[tuple[ClassId, ClassId]]]]
 
 
 def saturate(
-    graph: EGraph,
-    rules: dict[str, Rewrites],
-    *,
-    most_nodes: int = 500,
-    rounds: int = 6,
-    end: float = math.inf,
+    graph: EGraph, rules: dict[str, Rewrites], *, most_nodes: int = 500, rounds: int = 6, end: float = 1e300
 ) -> bool:
     """Apply rules until nothing is new; return whether that is so, rather than a limit or an end in time."""
     for _ in range(rounds):

@@ -115,7 +115,7 @@ def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
     import highspy
 
     graph, given, end = costs.graph, costs.given(), time.monotonic() + seconds
-    best, cost, status = given, costs.of(given), "time_limit"
+    best, cost = given, costs.of(given)
     highs = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", 1e-7)):
         highs.setOptionValue(name, value)
@@ -137,11 +137,10 @@ def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
         if (found := costs.of(choice)) < cost:
             best, cost = choice, found
         if found < math.inf:
-            done = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
-            status = "optimal" if done else status
-            break
+            proved = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+            return Extracted(best, cost, "optimal" if proved else "time_limit")
         _forbid_circle(costs, highs, of, choice)
-    return Extracted(best, cost, status)
+    return Extracted(best, cost, "time_limit")
 
 
 def _choose_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
@@ -151,8 +150,7 @@ def _choose_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
     for one, nodes in of.items():
         for node, taken in nodes.items():
             for child in dict.fromkeys(map(costs.graph.find, node.children)):
-                bad = child == one
-                highs.addConstr(taken <= 0 if bad else highs.qsum(of[child].values()) >= taken)
+                highs.addConstr(taken <= 0 if child == one else highs.qsum(of[child].values()) >= taken)
 
 
 def _keep_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
@@ -180,7 +178,5 @@ def _forbid_circle(costs: FormCosts, highs: Any, of: Columns, choice: Choice) ->
         TopologicalSorter(costs.below(choice)).prepare()
     except CycleError as error:
         circle, find = list(pairwise(error.args[1])), costs.graph.find  # children first
-        on = [
-            taken for child, one in circle for n, taken in of[one].items() if child in map(find, n.children)
-        ]
+        on = [x for child, one in circle for n, x in of[one].items() if child in map(find, n.children)]
         highs.addConstr(highs.qsum(on) <= len(circle) - 1)

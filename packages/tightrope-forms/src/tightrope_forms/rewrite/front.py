@@ -48,9 +48,9 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise TightropeError(f"torch.export says {said[0]:.200}") from error
     assert isinstance(made, fx.GraphModule)
-    for node in list(made.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:  # what an example has anyway
-            made.graph.erase_node(node)
+    checks = made.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default)
+    for node in checks:  # of what an example has anyway
+        made.graph.erase_node(node)
     return made
 
 
@@ -81,7 +81,7 @@ class ExportedValues:
             return True
         if node.target is operator.getitem:
             return self.stays(node.all_input_nodes[0])
-        schema = _schema(node)
+        schema = getattr(node.target, "_schema", None)
         return schema is None or schema.is_mutable or any(word in str(node.target) for word in _STAYING)
 
     def refuse_writes(self) -> None:
@@ -91,16 +91,12 @@ class ExportedValues:
             for one in _written(node):
                 if (one.op != "placeholder" and one not in wrote) or not all(map(self.stays, one.users)):
                     raise TightropeError(f"{node.target} writes in place.")
-                wrote |= {node} if _schema(node).is_mutable else set()
-
-
-def _schema(node: fx.Node) -> Any:
-    return getattr(node.target, "_schema", None)
+                wrote |= {node} if node.target._schema.is_mutable else set()  # type: ignore[union-attr]
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
     """List what an op writes over: as its schema says, or running statistics, of which none does."""
-    if (schema := _schema(node)) is None:
+    if (schema := getattr(node.target, "_schema", None)) is None:
         return []
     given = dict(zip((one.name for one in schema.arguments), node.args, strict=False)) | node.kwargs
     names = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
@@ -144,9 +140,7 @@ def _has_grad(value: Any) -> bool:
 def _section(nodes: list[fx.Node], values: ExportedValues) -> Section:
     made = Section({node for node in nodes if not values.stays(node)})
     key: list[Any] = []
-    for node in nodes:
-        if node not in made.inside:
-            continue
+    for node in filter(made.inside.__contains__, nodes):
         args, inputs = _frozen(node)
         for one in inputs:
             if one not in made.classes:
@@ -162,15 +156,11 @@ def _section(nodes: list[fx.Node], values: ExportedValues) -> Section:
         outside = [user for user in node.users if user not in made.inside]
         if node in made.inside and outside:
             made.roots.append(node)
-            if any(_keeps(user, node, values) for user in outside):
+            read = ((values.facts.get(user), _frozen(user)[1]) for user in outside)
+            if any(facts and any(inputs[k] is node for k in facts.keeps) for facts, inputs in read):
                 made.kept.append(node)
     made.key = repr((key, [made.classes[one] for one in (*made.roots, *made.kept)]))
     return made
-
-
-def _keeps(user: fx.Node, node: fx.Node, values: ExportedValues) -> bool:
-    facts, (_, inputs) = values.facts.get(user), _frozen(user)
-    return facts is not None and any(inputs[k] is node for k in facts.keeps)
 
 
 def emitted(
@@ -181,18 +171,15 @@ def emitted(
         return None
     graph, known, open_ = fx.Graph(), dict[Any, Any](), set[Any]()
     graph.set_codegen(module.graph._codegen)
-    of_part = {
-        node: (part, choice)
-        for part, choice in zip(parts, choices, strict=True) if choice for node in part.roots
-    }  # fmt: skip
+    chosen = [(part, choice) for part, choice in zip(parts, choices, strict=True) if choice]
+    of_part = {node: pair for pair in chosen for node in pair[0].roots}
 
     def value_of(node: fx.Node) -> Any:
         if node not in known:
-            part, form = of_part.get(node, (None, None))
-            if part is None or form is None:
+            if (pair := of_part.get(node)) is None:
                 known[node] = graph.node_copy(node, value_of)
             else:
-                known[node] = class_of(part, form, part.classes[node], node)
+                known[node] = class_of(*pair, pair[0].classes[node], node)
         return known[node]
 
     def class_of(part: Section, form: tuple[EGraph, Choice], one: ClassId, source: fx.Node) -> Any:
@@ -226,6 +213,4 @@ def emitted(
     (before,), (after,) = (one.find_nodes(op="output") for one in (module.graph, graph))
     if stayed != sorted(stayed) or len(set(before.args[0])) != len(set(after.args[0])):
         return None  # random numbers would be drawn in another order; results would be one tensor
-    made = fx.GraphModule(module, graph)
-    made.train(module.training)
-    return made
+    return fx.GraphModule(module, graph).train(module.training)

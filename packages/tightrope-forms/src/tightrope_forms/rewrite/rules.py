@@ -73,7 +73,7 @@ def build(g: EGraph, pattern: Any, match: Match) -> Any:
 def _matches(g: EGraph, pattern: Any, given: Any, match: Match) -> Iterator[Match]:
     """Yield every way in which a class or an option is a pattern."""
     if isinstance(pattern, Term):
-        for _, args, named in g.by(given, *pattern.ops) if isinstance(given, ClassId) else ():
+        for args, named in g.by(given, *pattern.ops) if isinstance(given, ClassId) else ():
             if named == pattern.named:
                 yield from _all_match(g, pattern.args, args, match)
                 if pattern.ops[0] in (_MUL, _ADD) and _plain(args, named):
@@ -82,10 +82,9 @@ def _matches(g: EGraph, pattern: Any, given: Any, match: Match) -> Iterator[Matc
         tensor = isinstance(given, ClassId)
         if tensor == (pattern.kind == "tensor") and match.get(pattern.name, given) == given:
             yield {**match, pattern.name: given}
-    elif _number(pattern) and _number(given):
-        if math.isclose(pattern, given, rel_tol=1e-12):
-            yield match
-    elif pattern == given:
+    elif pattern == given or (
+        _number(pattern) and _number(given) and math.isclose(pattern, given, rel_tol=1e-12)
+    ):
         yield match
 
 
@@ -232,7 +231,7 @@ def _typed(g: EGraph) -> Pairs:
 @rule("cat(relu(a), relu(b)) = relu(cat(a, b))")
 def _relu_cat(g: EGraph) -> Pairs:
     for one, (parts, *dim), _ in g.all_by(_CAT):
-        inner = [next((given[0] for _, given, _ in g.by(part, _RELU)), None) for part in parts]
+        inner = [next((given[0] for given, _ in g.by(part, _RELU)), None) for part in parts]
         if all(part is not None for part in inner):
             yield [(one, g.make(_RELU, g.make(_CAT, inner, *dim)))]
 
@@ -273,7 +272,7 @@ def _conv_sum(g: EGraph) -> Pairs:
 
 def _convs(g: EGraph, one: ClassId) -> Iterator[list[Any]]:
     """Yield the arguments of plain convolutions: input, weight, bias, stride, padding."""
-    for _, given, named in g.by(one, _CONV):
+    for given, named in g.by(one, _CONV):
         whole = [*given, *[None, [1, 1], [0, 0], [1, 1], 1][len(given) - 2 :]]
         if not named and whole[5:] == [[1, 1], 1] and not any(isinstance(part, str) for part in whole):
             yield whole[:5]
