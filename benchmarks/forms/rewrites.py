@@ -3,21 +3,18 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from benchmarks.forms.nets import NETS, Net
 from benchmarks.forms.prove import example_of, prove
 from benchmarks.forms.search import backtracked, restarted, steepest
 from benchmarks.forms.terms import random_term
-from tightrope.core import Graph, InfeasibleError
-from tightrope.plan import solve
-from tightrope.run.compile import compile as planned_model
-from tightrope.run.report import Report, report
+from benchmarks.forms.trained import far, isolated, smallest
 from tightrope_forms.compiled import solve_part
 from tightrope_forms.rewrite.extract import CostWeights, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
@@ -79,57 +76,23 @@ def _beside_search(name: str, costs: FormCosts) -> dict[str, Any]:
 
 
 def trainings(_: Path | None, console: Console, __: int) -> list[dict[str, Any]]:
-    """R3: train six nets through `tightrope.compile`, as they are and rewritten, with the same budgets."""
+    """R3: train six nets as they are and rewritten, in the same budget, and in the smallest that trains."""
     rows = []
-    for name, make in NETS.items():
-        start = time.process_time()
-        plain, right = _trained(make, "100%", rewrite=False)
-        least = _smallest(plain.planned[0][0])
-        for budget in (plain.budget, least + plain.budget - plain.planned[0][1].forecast.total):
-            found, grads = _trained(make, budget, rewrite=True)
-            graph, plan = found.planned[0]
-            row = {
-                "net": name, "budget": budget, "form": found.form, "far": _far(right, grads),
-                "kept": _kept(graph) / _kept(plain.planned[0][0]),
-                "peak": plan.forecast.total / plain.planned[0][1].forecast.total,
-                "smallest": _smallest(graph) / least, "seconds": time.process_time() - start,
-            }  # fmt: skip
-            rows.append(row)
-            shares = " ".join(f"{key} {row[key]:.3f}" for key in ("kept", "peak", "smallest"))
-            console.print(f"{name:<10}{budget:>12,} B  {shares}  off by {row['far']:.0e}", markup=False)
-            console.print(f"{'':<10}{found.form}", markup=False, soft_wrap=True)
+    for name in NETS:
+        plain = isolated(name, "100%", rewrite=False)
+        found = isolated(name, plain.budget, rewrite=True)
+        both = [smallest(partial(isolated, name, rewrite=rewrite)) for rewrite in (False, True)]
+        least, other = (one.run for one in both)
+        row = {
+            "net": name, "budget": plain.budget, "form": found.form, "kept": found.kept / plain.kept,
+            "planned": found.planned / plain.planned, "observed": found.observed / plain.observed,
+            "off": far(plain, found), "smallest_plain": least.budget, "smallest": other.budget / least.budget,
+            "small_form": other.form, "refused": [one.refused for one in both], "seconds": found.seconds,
+        }  # fmt: skip
+        rows.append(row)
+        shares = " ".join(f"{key} {row[key]:.3f}" for key in ("kept", "planned", "observed", "smallest"))
+        said = f"{name:<10}{plain.budget:>12,} B  {shares}  off by {row['off']:.0e}"
+        console.print(said, markup=False, soft_wrap=True)
+        for what, one in (("in 100 %", found), ("smallest", other)):
+            console.print(f"{what:>10}{one.budget:>12,} B  {one.form}", markup=False, soft_wrap=True)
     return rows
-
-
-def _trained(make: Callable[[], Net], budget: str | int, *, rewrite: bool) -> tuple[Report, list[Tensor]]:
-    """Run a training step; return its report, and the loss with the gradients."""
-    torch.manual_seed(0)
-    model, args = make()
-    planned_model(model, budget=budget, rewrite=rewrite, progress=False)
-    loss = model(*args)
-    loss.backward()
-    grads = [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    return report(model), [loss.detach(), *grads]
-
-
-def _kept(graph: Graph) -> int:
-    """Add up what a forward leaves for its backward where nothing is computed again."""
-    end = graph.parts[0].end
-    made = {storage for op in graph.ops[:end] for storage in op.creates}
-    read = {storage for op in graph.ops[end:] for storage in op.reads}
-    return sum(one.size for one in graph.storages if one.id in made & read)
-
-
-def _smallest(graph: Graph) -> int:
-    """Find the smallest total of a plan."""
-    try:
-        return solve(graph, budget=1).forecast.total
-    except InfeasibleError as error:
-        return error.smallest_found or 0
-
-
-def _far(right: list[Tensor], found: list[Tensor]) -> float:
-    """Compare losses and gradients; differences are relative to the largest number of all gradients."""
-    most = max(float(one.abs().max()) for one in right[1:])
-    loss = abs(float(right[0] - found[0])) / abs(float(right[0]))
-    return max(loss, *(float((a - b).abs().max()) / most for a, b in zip(right[1:], found[1:], strict=True)))
