@@ -50,6 +50,9 @@ M4: limits to the byte on drawn nets, see `benchmarks.micro.limited`; ``--compil
 M5: nets exported to ONNX, see `benchmarks.micro.exported`; with ``--onnx``, compared with onnxruntime. With
 ``--tflite``, int8 files beside the reference kernels of that interpreter, see `benchmarks.micro.tflite_bits`.
 
+M6: recurrent nets and convolutions of one dimension, trained and run on the board, see
+`benchmarks.micro.sequences`.
+
 K5: whole nets in integers, and K4 of one, see `benchmarks.micro.whole`; with ``--onnx``, an interpreter of an
 environment with onnxruntime, beside its static int8.
 """
@@ -77,6 +80,7 @@ from benchmarks.micro.neon import k1
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.published import m1
 from benchmarks.micro.rows import Row, write
+from benchmarks.micro.sequences import m6
 from benchmarks.micro.single_ops import m3
 from benchmarks.micro.tflite_bits import m5_tflite
 from benchmarks.micro.trained import State, samples, train, worst
@@ -97,9 +101,11 @@ def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
     parser.add_argument(
-        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M1,M2,M3,M4,M5,T1,T2", help="bars to run"
+        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M1,M2,M3,M4,M5,M6,T1,T2", help="bars to run"
     )
-    parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7; M6 takes 30 times"
+    )
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--compilations", type=int, default=100, help="of M4")
     parser.add_argument("--seeds", type=int, default=60, help="drawn nets of M3")
@@ -148,6 +154,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
             if asked.tflite
             else m5(console, asked.onnx)
         ),
+        "M6": lambda: m6(console, 30 * asked.steps),
     }
     rows: list[Row] = []
     for bar in wanted:

@@ -28,9 +28,9 @@ from tightrope_micro.flash import check_flash
 from tightrope_micro.host import c_compiler
 from tightrope_micro.infer import FloatNet, capture_net, compile_net, evaluate_net, ranges_of
 from tightrope_micro.infer.bands import banded_forms
-from tightrope_micro.infer.writer import merged
 from tightrope_micro.integer.net_proof import prove_net
 from tightrope_micro.integer.quantize import quantize
+from tightrope_micro.translator import merged
 
 needs_cc = pytest.mark.skipif(c_compiler() is None, reason="no C compiler (cc, gcc or clang) is installed")
 needs_board = pytest.mark.skipif(bool(missing_tools()), reason=missing_tools())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,10 +66,40 @@ class Rows(nn.Module):
         return F.cross_entropy(self.last(F.relu(self.second(F.pad(x, (0, 2)))).flatten(1)), y)
 
 
+class Steps(nn.Module):
+    """A recurrent layer, and what is read of it."""
+
+    def __init__(self, layer: nn.RNNBase, read: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.read = layer, read
+        self.last = nn.Linear(5 * (1 + layer.bidirectional), 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.last(self.read(self.layer(x))), y)
+
+
+def _lstm() -> nn.Module:
+    return Steps(nn.LSTM(3, 5, batch_first=True, bidirectional=True), lambda made: made[0][:, 1:4].mean(1))
+
+
+def _cell() -> nn.Module:
+    return Steps(nn.LSTM(3, 5, batch_first=True, bias=False), lambda made: made[1][1][-1])
+
+
+def _gru() -> nn.Module:
+    return Steps(nn.GRU(3, 5, 2, batch_first=True), lambda made: made[0][:, -1])
+
+
+def _rnn() -> nn.Module:
+    return Steps(nn.RNN(3, 5, nonlinearity="relu", batch_first=True), lambda made: made[1][0])
+
+
 @needs_cc
 @pytest.mark.parametrize("ram", [64 << 10, 5_600], ids=["ample", "tight"])
 @pytest.mark.parametrize(
-    ("make", "shape"), [(Maps, (1, 1, 10, 10)), (Rows, (1, 3, 32))], ids=["maps", "rows"]
+    ("make", "shape"),
+    [(Maps, (1, 1, 10, 10)), (Rows, (1, 3, 32)), *((make, (2, 6, 3)) for make in (_lstm, _cell, _gru, _rnn))],
+    ids=["maps", "rows", "lstm", "cell", "gru", "rnn"],
 )
 def test_steps_are_those_of_pytorch(
     make: Callable[[], nn.Module], shape: tuple[int, ...], ram: int, board: Machine, tmp_path: Path
@@ -76,7 +107,7 @@ def test_steps_are_those_of_pytorch(
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    data = [(torch.randn(shape), torch.tensor([k % 3])) for k in range(4)]
+    data = [(torch.randn(shape), (torch.arange(shape[0]) + k) % 3) for k in range(4)]
     compiled = compile_step(capture_step(model, data[0], optimizer), board, ram=ram)
     planned = compiled.planned
     assert judge(planned.tiled.graph, planned.executable, planned.plan, board).ok
@@ -137,3 +168,34 @@ def test_other_uses_of_what_is_padded_are_refused() -> None:
     model = Around()
     with pytest.raises(UnsupportedOpError, match="pads what not only convolutions read"):
         capture_step(model, [torch.randn(1, 1, 8, 8)], torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_state_that_is_trained_is_refused() -> None:
+    class Begins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.begin = nn.GRU(3, 5), nn.Parameter(torch.zeros(1, 1, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.mse_loss(self.layer(x, self.begin)[0], torch.zeros(6, 1, 5))
+
+    model = Begins()
+    with pytest.raises(TightropeError, match="begins from a state that is trained: detach the state"):
+        capture_step(model, [torch.randn(6, 1, 3)], torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_weight_that_does_not_lie_as_its_indices_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3))
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.mse_loss(self.net(x), torch.zeros(1, 3, 2, 2))
+
+    whole = Loss()
+    with pytest.raises(UnsupportedOpError, match="permutation that the caller holds"):
+        capture_step(whole, [torch.randn(1, 2, 4, 4)], torch.optim.SGD(whole.parameters(), lr=0.1))

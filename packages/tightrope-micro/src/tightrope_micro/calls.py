@@ -143,6 +143,23 @@ def _attention_backward(a: Given) -> list[str | int | float]:
     return [*a.at(0, 1, 2, 3, 4, 5), *made, *sizes, _real(a.value(6)), _int(a.value(7))]
 
 
+def _recurrent(a: Given) -> list[str | int | float]:
+    made = [one for k in range(4) for one in a.made(k)]
+    numbers = [_int(a.value(k)) for k in (7, 8, 9)]
+    return [*a.at(*range(7)), *made, *a.shape(0), a.result()[2], *numbers]
+
+
+def _recurrent_gates(a: Given) -> list[str | int | float]:
+    made = [one for k in range(len(a.run.results)) for one in a.made(k)]
+    apart = made[1:] if len(made) == 3 else ["0", *made[1:]]
+    sizes = [*a.shape(0), a.shape(2)[1]]
+    return [*a.at(*range(12)), made[0], *apart, *sizes, *(_int(a.value(k)) for k in (12, 13))]
+
+
+def _recurrent_weight(a: Given) -> list[str | int | float]:
+    return [*a.at(0, 1, 2, 4, 5), *a.shape(0), a.shape(4)[1], _int(a.value(3)), a.rule()]
+
+
 CALLS: Final[dict[str, _Call]] = {
     "add": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "add_rows": _add_rows,
@@ -192,6 +209,9 @@ CALLS: Final[dict[str, _Call]] = {
     "mse_loss_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.shape(0))],
     "nll_loss": lambda a: [*a.at(0, 1), *a.made(), *a.shape(0)],
     "nll_loss_backward": lambda a: [*a.at(0), *a.made(), *a.result()],
+    "recurrent": _recurrent,
+    "recurrent_gates": _recurrent_gates,
+    "recurrent_weight_sgd": _recurrent_weight,
     "relu": lambda a: [*a.at(0), *a.made(), count_of(a.result())],
     "relu_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "row_stats": lambda a: [*a.at(0), *a.made(), *_rows(a, 0), _real(a.value(1))],

@@ -147,12 +147,6 @@ def _group_norm(a: Given) -> _Found:
     return [*a.at(0, 1, 2), *a.made(), n, channels, prod(rest), *_numbers(a, 3)]
 
 
-def _recurrent(a: Given) -> _Found:
-    made = [one for k in range(4) for one in a.made(k)]
-    steps, n, inputs = a.shape(0)
-    return [*a.at(0, 1, 2, 3, 4, 5, 6), *made, steps, n, inputs, a.result()[2], *_whole(a, 7)]
-
-
 def _put_rows(a: Given) -> _Found:
     _, planes, rows, width = a.shape(0)
     named = dict(a.run.keywords)
@@ -217,7 +211,6 @@ NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "q_softmax": _softmax,
     "q_table": lambda a: [*a.at(0, 1), *a.made(), prod(a.result())],
     "q_widen": _elementwise,
-    "recurrent": _recurrent,
     "reduce": lambda a: _outer(a, REDUCTIONS),
     "softmax": _outer,
     "t_add": _reference_pair,

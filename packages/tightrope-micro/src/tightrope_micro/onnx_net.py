@@ -2,7 +2,7 @@
 
 Idea        Every node becomes a function of tensors. What depends on constants alone, such as shapes, is
             computed while the file is read, with the sizes that the inputs have. Recurrent layers become the
-            op that `infer.recurrent` has.
+            op that `recurrent` has.
 Source      ONNX operator schemas, opset 13 and later
 Guarantee   The file is parsed and checked by the ``onnx`` package, nothing in it is executed, and weights lie
             in it: a file that names other files is refused. An op without a rule is refused by name.

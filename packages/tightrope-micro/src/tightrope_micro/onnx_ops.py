@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tightrope.core import UnsupportedOpError
-from tightrope_micro.infer.recurrent import KINDS
+from tightrope_micro.recurrent import KINDS
 
 Rule = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 LIMITED: Final = ("Clip", "Pad", "Pow", "Resize")
@@ -236,7 +236,7 @@ def _recurrent(values: Sequence[Any], given: Mapping[str, Any]) -> tuple[Tensor,
     x, w, u, b, lengths, first, second = [*values, *[None] * 7][:7]
     kind = str(given["op"])
     plain = {"GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"], "RNN": ["Tanh"]}[kind]
-    hidden, ways = given["hidden_size"], w.shape[0]
+    ways = w.shape[0]
     named = [
         one.decode() if isinstance(one, bytes) else one for one in given.get("activations", plain * ways)
     ]
@@ -246,13 +246,13 @@ def _recurrent(values: Sequence[Any], given: Mapping[str, Any]) -> tuple[Tensor,
     made = []
     for way in range(ways):
         biases = [None, None] if b is None else b[way].chunk(2)
-        starts = [x.new_zeros(x.shape[1], hidden) if one is None else one[way] for one in (first, second)]
+        starts = [None if one is None else one[way] for one in (first, second)]
         number = KINDS["RNN_TANH" if kind == "RNN" else kind]
         backwards = way == 1 or given.get("direction") == "reverse"
         cell = starts[1] if kind == "LSTM" else None
         made.append(
             torch.ops.tightrope_micro.recurrent(
-                x, w[way], u[way], *biases, starts[0], cell, number, backwards
+                x, w[way], u[way], *biases, starts[0], cell, number, backwards, False
             )
         )
     y, h, c = (torch.cat([one[k][None] for one in made]) for k in range(3))

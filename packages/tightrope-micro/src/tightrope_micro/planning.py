@@ -293,8 +293,11 @@ def num_macs(graph: Graph, op: Op) -> int:
         return (2 if name == "attention" else 5) * _elements(query) * key[1]
     if name in ("embedding_sgd", "embedding_adamw"):
         return max(map(_elements, shapes))
-    if name == "recurrent":  # both products of every step
-        return shapes[0][0] * shapes[0][1] * sum(map(_elements, shapes[1:3]))
+    if name in ("recurrent", "recurrent_gates"):  # both products of every step, and of gradients one again
+        weights = shapes[1:3] if name == "recurrent" else (*shapes[1:3], shapes[2])
+        return shapes[0][0] * shapes[0][1] * sum(map(_elements, weights))
+    if name.startswith("recurrent_weight"):
+        return _elements(shapes[0]) * shapes[1][2]
     if name == "bmm":
         return count * shapes[0][2]
     window = next((value for value in op.arguments if isinstance(value, Items)), None)

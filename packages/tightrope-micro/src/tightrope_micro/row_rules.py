@@ -150,7 +150,7 @@ def attention(t: Translator, op: Op) -> None:
     makes = [("float32", q.shape), ("float32", (q.shape[0], q.shape[2], q.shape[1]))]
     for position, new in enumerate(t.emit("attention", (q, k, v, *numbers), makes)):
         if (old := t.result(position)) is not None:
-            t.bind(old, new)
+            t.bind_as_it_lies(old, new)
 
 
 def attention_backward(t: Translator, op: Op) -> None:
@@ -164,7 +164,7 @@ def attention_backward(t: Translator, op: Op) -> None:
     makes = [("float32", one.shape) for one in (q, k, v)]
     for position, new in enumerate(t.emit("attention_backward", (g, q, k, v, y, logs, *numbers), makes)):
         if (old := t.result(position)) is not None:
-            t.bind(old, new)
+            t.bind_as_it_lies(old, new)
 
 
 ROW_RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {

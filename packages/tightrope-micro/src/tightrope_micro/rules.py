@@ -14,6 +14,7 @@ from tightrope.core import Argument, Items, Kind, Op, View
 from tightrope_micro.curve_rules import CURVE_RULES
 from tightrope_micro.pad_rules import as_map, cropped, pad, unpadded
 from tightrope_micro.row_rules import ROW_RULES, mean_rows, mean_rows_backward, spread_rows
+from tightrope_micro.sequence_rules import SEQUENCE_RULES
 from tightrope_micro.translator import AdamRule, PendingGradient, Translator, is_dense, whole_numbers
 
 
@@ -110,7 +111,8 @@ def convolution_input(t: Translator, op: Op) -> None:
 def batch_norm(t: Translator, op: Op) -> None:
     """``aten._native_batch_norm_legit_functional``; mean and variance are two rows of one tensor."""
     x = t.look(op.arguments[0])
-    weight, bias, mean, var = (None if a is None else t.look(a) for a in op.arguments[1:5])
+    weight, bias = (None if a is None else t.look(a) for a in op.arguments[1:3])
+    mean, var = (None if a is None else t.whole(a) for a in op.arguments[3:5])
     training, momentum, eps = op.arguments[5:8]
     if training is not True or not isinstance(momentum, float) or not isinstance(eps, float):
         t.refuse("normalizes with running statistics; the kernel is that of training mode")
@@ -248,13 +250,15 @@ def avg_pool_backward(t: Translator, op: Op) -> None:
 
 
 def mean(t: Translator, op: Op) -> None:
-    """``aten.mean.dim`` over height and width, an average pool with one window, or over the rows of three."""
+    """``aten.mean.dim`` over what is behind the channels, an average pool, or over the rows of three."""
     if mean_rows(t, op):
         return
-    x, old = four(t, t.look(op.arguments[0])), t.result(0)
+    given, old = t.look(op.arguments[0]), t.result(0)
     assert old is not None
-    if sorted(axis % 4 for axis in whole_numbers(op.arguments[1])) != [2, 3]:
-        t.refuse("averages over other dimensions than height and width")
+    rank = len(given.shape)
+    if rank not in (3, 4) or sorted(k % rank for k in whole_numbers(op.arguments[1])) != list(range(2, rank)):
+        t.refuse("averages over other dimensions than those behind the channels")
+    x = as_map(given)
     window = _pair((x.shape[2], x.shape[3]))
     (made,) = t.emit("avg_pool2d", (x, window, window), [("float32", (*x.shape[:2], 1, 1))])
     t.bind(old, made)
@@ -266,13 +270,13 @@ def divide(t: Translator, op: Op) -> None:
         return
     given, by, old = op.arguments[0], op.arguments[1], t.result(0)
     assert old is not None
-    spread = isinstance(given, View) and len(given.shape) == 4 and given.strides[2:] == (0, 0)
-    if not isinstance(given, View) or not spread or by != given.shape[2] * given.shape[3]:
-        t.refuse("divides what is not the mean over height and width")
-    rows, columns = given.shape[:2]
-    dense = View(given.base, given.dtype, (rows, columns, 1, 1), (columns, 1, 1, 1), given.offset)
-    window = _pair((given.shape[2], given.shape[3]))
-    (made,) = t.emit("avg_pool2d_backward", (t.look(dense), window, window), [("float32", given.shape)])
+    spread = isinstance(given, View) and len(given.shape) in (3, 4) and not any(given.strides[2:])
+    if not isinstance(given, View) or not spread or by != prod(given.shape[2:]):
+        t.refuse("divides what is not the mean over what is behind the channels")
+    made_of = as_map(given).shape
+    dense = View(given.base, given.dtype, (*made_of[:2], 1, 1), (*given.strides[:2], 1, 1), given.offset)
+    window = _pair((made_of[2], made_of[3]))
+    (made,) = t.emit("avg_pool2d_backward", (t.look(dense), window, window), [("float32", made_of)])
     t.bind(old, made)
 
 
@@ -421,16 +425,16 @@ def update(t: Translator, op: Op) -> None:
         t.pending[gradient.base] = PendingGradient("vector_sgd", (t.look(gradient),))
     if gradient.base not in t.pending:
         t.refuse("has a gradient that is a sum: a weight that is used twice")
-    found = t.pending.pop(gradient.base)
-    weight = t.look(parameter)
+    found = t.pending[gradient.base]  # which two biases may share
+    weight = t.whole(parameter)
     weight = as_map(weight) if found.target.startswith("conv2d") else weight
     if isinstance(numbers, AdamRule):
-        first, second = (t.look(one) for one in state)
+        first, second = (t.whole(one) for one in state)
         behind = (*found.behind, second, t.adam_rates(numbers), *_adamw(numbers))
         target = f"{found.target.removesuffix('sgd')}adamw"
         t.emit(target, (*found.before, weight, first, *behind), mutates=(weight, first, second))
         return
-    momentum = t.look(state[0]) if state else None
+    momentum = t.whole(state[0]) if state else None
     changed = (weight,) if momentum is None else (weight, momentum)
     rule = (numbers.lr, numbers.momentum, numbers.weight_decay, numbers.nesterov, numbers.maximize)
     t.emit(found.target, (*found.before, weight, momentum, *found.behind, *rule), mutates=changed)
@@ -472,5 +476,6 @@ RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     "tightrope.sgd_": update,
     **CURVE_RULES,
     **ROW_RULES,
+    **SEQUENCE_RULES,
 }
 """Captured op -> its rule."""

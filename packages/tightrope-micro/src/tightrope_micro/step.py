@@ -10,6 +10,7 @@ import torch
 from tightrope.capture import capture_program
 from tightrope.capture.whole import Update, Wanted, trained_positions, whole_program, with_updates
 from tightrope.core import CaptureError, Graph, Kind, StorageId, TightropeError, View
+from tightrope_micro.recurrent import recurrence_as_ops
 from tightrope_micro.translate import translate
 from tightrope_micro.translator import AdamRule, Rule, SgdRule
 
@@ -53,7 +54,8 @@ def capture_step(
     """
     args = [_whole(value) for value in args]
     kwargs = {name: _whole(value) for name, value in kwargs.items()}
-    program, real = capture_program(model, args, kwargs)
+    with recurrence_as_ops(model) as asked:
+        program, real = capture_program(asked, args, kwargs)
     if not program.has_backward:
         raise CaptureError(
             "nothing in the step requires a gradient: there is nothing to train on the device."

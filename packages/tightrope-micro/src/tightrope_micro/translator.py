@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final, NoReturn
 
 from tightrope.core import (
@@ -21,6 +22,7 @@ from tightrope.core import (
 )
 from tightrope.core.values import EMPTY, ITEM_BYTES, Part, views
 from tightrope.lower import with_writes
+from tightrope_micro.names import DIMENSIONS
 
 HOME: Final = 1
 """Tier in which parameters, buffers, optimizer state and inputs lie between steps."""
@@ -105,10 +107,28 @@ class Translator:
     here: Op | None = None
 
     def look(self, value: Argument) -> View:
-        """Look at a dense tensor of the step as the new graph has it.
+        """Look at a tensor as the new graph has it: as it lies, or a dense copy of what a view shows.
 
         Raises:
-            UnsupportedOpError: it is no tensor, has gaps, or is neither float32 nor class numbers.
+            UnsupportedOpError: it is no tensor, or is neither float32 nor class numbers.
+        """
+        if not isinstance(value, View):
+            self.refuse(f"takes {value!r:.60} where a tensor is expected")
+        if value.base in self.pending:
+            self.refuse("uses the gradient of a parameter for more than its update")
+        if value.base not in self.known:
+            self._caller(value)
+        storage = self.storages[self.known[value.base]]
+        whole = not value.offset and prod(value.shape) * 4 == storage.bytes
+        if storage.label.startswith("float32") and not value.bits and not (whole and is_dense(value)):
+            return self._gathered(value)
+        return self.whole(value)
+
+    def whole(self, value: Argument) -> View:
+        """Look at a dense tensor where it lies, which an op may change.
+
+        Raises:
+            UnsupportedOpError: it is none.
         """
         if not isinstance(value, View):
             self.refuse(f"takes {value!r:.60} where a tensor is expected")
@@ -140,10 +160,10 @@ class Translator:
         dtype = PLAIN_LABELS.get(view.dtype, view.dtype)
         if dtype not in ("float32", "int32"):
             self.refuse(f"reads {view.dtype}; the kernels compute in float32")
-        size = old.bytes // ITEM_BYTES[view.dtype] * ITEM_BYTES[dtype]
-        shape = (size // ITEM_BYTES[dtype],) if not is_dense(view) else view.shape
+        if view.offset or not is_dense(view):
+            self.refuse("reads a part or a permutation that the caller holds")
         label = f"{dtype}[{'x'.join(map(str, view.shape)) or 'scalar'}]"
-        self.known[view.base] = self.held(self.names.get(view.base, ""), dtype, shape, old.kind, label)
+        self.known[view.base] = self.held(self.names.get(view.base, ""), dtype, view.shape, old.kind, label)
 
     def held(self, name: str, dtype: str, shape: tuple[int, ...], kind: Kind, label: str = "") -> StorageId:
         """Add what the caller holds between steps."""
@@ -224,9 +244,34 @@ class Translator:
         return found
 
     def bind(self, old: Argument, new: View) -> None:
-        """Say that a captured tensor is a new one from here on."""
+        """Say that a captured tensor is a new one, which lies in the order of its indices."""
+        assert isinstance(old, View)
+        plain = contiguous(old.shape)
+        if merged(old.shape, old.strides) != merged(old.shape, plain):  # views of it count on how it lies
+            order = sorted(range(len(old.shape)), key=lambda axis: -old.strides[axis])
+            sizes, lies = (tuple(of[k] for k in order) for of in (old.shape, old.strides))
+            shape, steps = merged(sizes, tuple(plain[k] for k in order))
+            dense = merged(sizes, lies) == merged(sizes, contiguous(sizes))
+            if not dense or len(shape) > DIMENSIONS or old.offset:
+                self.refuse("makes a tensor with gaps, or a permutation of many dimensions")
+            flat = View(new.base, new.dtype, (prod(old.shape),), (1,), input=new.input)
+            (new,) = self.emit("gather", (flat, Items(shape), Items(steps), 0), [(new.dtype, (prod(shape),))])
+        self.bind_as_it_lies(old, new)
+
+    def bind_as_it_lies(self, old: Argument, new: View) -> None:
+        """Say that a captured tensor is a new one that lies as it does."""
         assert isinstance(old, View)
         self.known[old.base] = new.base
+
+    def _gathered(self, value: View) -> View:
+        """Copy what a view shows, in the order of its indices."""
+        shape, strides = merged(value.shape, value.strides)
+        if len(shape) > DIMENSIONS:
+            self.refuse(f"reads a permutation of {len(shape)} dimensions; the kernel has {DIMENSIONS}")
+        source = self.storages[self.known[value.base]]
+        x = self._plain(source.id, "float32", (source.bytes // 4,))
+        arguments = (x, Items(shape), Items(strides), value.offset)
+        return self.emit("gather", arguments, [("float32", value.shape)])[0]
 
     def result(self, position: int) -> View | None:
         """How the captured op's result at a position looks; None where it makes none there."""
@@ -267,6 +312,27 @@ class Translator:
                 environment=(("device", "micro"),), alignment=4,
             )
         )  # fmt: skip
+
+
+def merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Join neighbouring dimensions that are read as one, and leave out those of one element.
+
+    >>> merged((1, 2, 3, 4, 5), (0, 60, 20, 5, 1))
+    ((120,), (1,))
+    >>> merged((2, 3, 4), (4, 8, 1))
+    ((2, 3, 4), (4, 8, 1))
+    """
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, step in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and steps[-1] == size * step:
+            sizes[-1], steps[-1] = sizes[-1] * size, step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    return (tuple(sizes), tuple(steps)) if sizes else ((1,), (1,))
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

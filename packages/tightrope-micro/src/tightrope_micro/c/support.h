@@ -252,4 +252,21 @@ static inline float tr_dot(const float *a, const float *b, int n)
     return sum;
 }
 
+/* What the gates of a recurrent layer are computed from, in one step of one sample; a GRU's candidate (kind 2) needs
+   both sums. A state of NULL is 0. */
+static inline void tr_gates(float *s, const float *x, const float *w, const float *b, const float *h, const float *u,
+                            const float *c, int in, int hidden, int kind)
+{
+    const int rows = kind < 2 ? hidden : (kind + 1) * hidden;
+    for (int r = 0; r < rows; r++) {
+        const float a = tr_dot(x, w + r * in, in) + (b ? b[r] : 0.0f);
+        const float z = (h ? tr_dot(h, u + r * hidden, hidden) : 0.0f) + (c ? c[r] : 0.0f);
+        s[r] = a + z;
+        if (kind == 2 && r >= 2 * hidden) {
+            s[r] = a;
+            s[r + hidden] = z;
+        }
+    }
+}
+
 #endif

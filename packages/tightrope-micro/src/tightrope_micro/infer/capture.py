@@ -17,10 +17,10 @@ from tightrope_micro.constants import Constants
 from tightrope_micro.curve_rules import curve
 from tightrope_micro.infer.fuse import with_sums_inside
 from tightrope_micro.infer.layer_rules import MORE_RULES
-from tightrope_micro.infer.recurrent import recurrence_as_ops
-from tightrope_micro.infer.writer import NetTranslator, merged
+from tightrope_micro.infer.writer import NetTranslator
+from tightrope_micro.recurrent import recurrence_as_ops
 from tightrope_micro.rules import RULES
-from tightrope_micro.translator import Translator
+from tightrope_micro.translator import Translator, merged
 
 
 @dataclass(frozen=True)

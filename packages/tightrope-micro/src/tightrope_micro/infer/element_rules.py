@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tightrope.core import Argument, Items, Op, View
 from tightrope_micro.curve_rules import CURVE_RULES, LARGEST, Rule, curve, made_by, number_of, write
 from tightrope_micro.names import CURVES, DIMENSIONS
+from tightrope_micro.pad_rules import as_map
 from tightrope_micro.rules import RULES
 from tightrope_micro.translator import Translator, whole_numbers
 
@@ -105,7 +106,8 @@ def _reduction(name: str) -> Rule:
                 strides=tuple(given.strides[k] for k in order),
             )
             x, axes = t.look(turned), list(range(len(others), rank))
-        if name == "mean" and rank == DIMENSIONS and axes == [2, 3]:
+        if name == "mean" and rank in (3, 4) and axes == list(range(2, rank)):
+            x = as_map(x)
             window = Items((x.shape[2], x.shape[3]))
             (made,) = t.emit("avg_pool2d", (x, window, window), [("float32", (*x.shape[:2], 1, 1))])
             t.bind(made_by(t), made)

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 from tightrope.core import Items, Op, View
 from tightrope_micro.curve_rules import Rule, made_by, number_of, write
 from tightrope_micro.infer.element_rules import ELEMENT_RULES
-from tightrope_micro.infer.writer import NetTranslator, merged
+from tightrope_micro.infer.writer import NetTranslator
 from tightrope_micro.names import DIMENSIONS
 from tightrope_micro.pad_rules import as_map, inside_convolutions, unpadded
 from tightrope_micro.rules import RULES, convolution_numbers, four, max_pool_window
-from tightrope_micro.translator import Translator, contiguous, whole_numbers
+from tightrope_micro.sequence_rules import cat, copy, recurrent
+from tightrope_micro.translator import Translator, contiguous, merged, whole_numbers
 
 
 def _net(t: Translator) -> NetTranslator:
@@ -219,30 +220,6 @@ def _pixel_shuffle(t: Translator, op: Op) -> None:
     _shuffled(t, x, (n * c // by**2, by, by, h, w), (0, 3, 1, 4, 2))
 
 
-def _cat(t: Translator, op: Op) -> None:
-    """``aten.cat``: two by two."""
-    items, old = op.arguments[0], made_by(t)
-    assert isinstance(items, Items)
-    axis = op.arguments[1] if len(op.arguments) > 1 else 0
-    assert isinstance(axis, int)
-    axis %= len(old.shape)
-    filled = [item for item in items.items if isinstance(item, View) and 0 not in item.shape]
-    first, *others = map(t.look, filled)
-    outer = prod(old.shape[:axis])
-    for other in others:
-        shape = list(old.shape)
-        shape[axis] = first.shape[axis] + other.shape[axis]
-        (first,) = t.emit("cat", (first, other, outer), [("float32", tuple(shape))])
-    t.bind(old, first)
-
-
-def _copy(t: Translator, op: Op) -> None:
-    """``aten.clone``: what is looked at is dense."""
-    given = op.arguments[0]
-    assert isinstance(given, View)
-    t.bind(t.result(0), t.look(given))
-
-
 def _bmm(t: Translator, op: Op) -> None:
     """``aten.bmm``."""
     write(t, "bmm", (t.look(op.arguments[0]), t.look(op.arguments[1])))
@@ -278,20 +255,6 @@ def _mm(t: Translator, op: Op) -> None:
         write(t, "bmm", (one, other))
 
 
-def _recurrent(t: Translator, op: Op) -> None:
-    """``tightrope_micro.recurrent``: all steps of one layer in one direction."""
-    x, w, u, b, c, h0, c0 = (None if a is None else t.look(a) for a in op.arguments[:7])
-    kind, backwards = op.arguments[7:9]
-    assert x is not None
-    assert u is not None
-    hidden = u.shape[1]
-    makes = [(*x.shape[:2], hidden), (x.shape[1], hidden), (x.shape[1], hidden), (4 * hidden,)]
-    given = (x, w, u, b, c, h0, c0, kind, int(bool(backwards)))
-    for position, new in enumerate(t.emit("recurrent", given, [("float32", shape) for shape in makes])):
-        if position < 3 and (old := t.result(position)) is not None:
-            t.bind(old, new)
-
-
 MORE_RULES: Final[dict[str, Rule]] = {
     **ELEMENT_RULES,
     "aten.constant_pad_nd.default": _pad,
@@ -310,11 +273,11 @@ MORE_RULES: Final[dict[str, Rule]] = {
     "aten.upsample_bilinear2d.default": _upsample("bilinear"),
     "aten.channel_shuffle.default": _channel_shuffle,
     "aten.pixel_shuffle.default": _pixel_shuffle,
-    "aten.cat.default": _cat,
-    "aten.clone.default": _copy,
+    "aten.cat.default": cat,
+    "aten.clone.default": copy,
     "aten.bmm.default": _bmm,
     "aten.addmm.default": _linear,
     "aten.mm.default": _mm,
-    "tightrope_micro.recurrent.default": _recurrent,
+    "tightrope_micro.recurrent.default": recurrent,
 }
 """Captured op -> its rule."""

@@ -237,7 +237,7 @@ def _adaptive(op: Op, given: list[Any]) -> Tensor:
 
 
 def _recurrent(_: Op, given: list[Any]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = torch.ops.tightrope_micro.recurrent(*given[:8], bool(given[8]))
+    found: tuple[Tensor, ...] = torch.ops.tightrope_micro.recurrent(*given[:8], *map(bool, given[8:10]))
     return found
 
 
