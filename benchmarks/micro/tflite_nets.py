@@ -66,11 +66,12 @@ class Layers:
 
     def conv(
         self, made: int, size: tuple[int, int], stride: tuple[int, int] = (1, 1), *, depth: int = 0,
-        padding: int = SAME, activation: int = RELU, dilation: tuple[int, int] = (1, 1),
+        padding: int = SAME, activation: int = RELU, dilation: tuple[int, int] = (1, 1), groups: int = 1,
     ) -> "Layers":  # fmt: skip
-        """A convolution, or one of each channel with ``depth`` results."""
+        """A convolution, in groups of channels, or one of each channel with ``depth`` results."""
         n, h, wi, ci = self.shape()
         made = ci * depth if depth else made
+        ci //= groups
         taps = prod(size) * (1 if depth else ci)
         shape, axis = ((1, *size, made), 3) if depth else ((made, *size, ci), 0)
         w, bias, scale = self._weights(shape, axis, taps)
@@ -167,6 +168,13 @@ class Layers:
         if dtype == "uint8":
             units["zero"] += 128
         self.at = self.net.op(kind, (self.at,), self.net.tensor(self.shape(), dtype, **units))
+        return self
+
+    def curve(self, kind: str) -> "Layers":
+        """A function of one number."""
+        units = {"LOGISTIC": (1 / 256, -128), "TANH": (1 / 128, 0)}
+        scale, zero = units.get(kind, (self.scale() * 0.9, -40))
+        self.at = self.net.op(kind, (self.at,), self.made(self.shape(), scales=(scale,), zero=zero))
         return self
 
     def done(self) -> WrittenNet:
@@ -277,6 +285,9 @@ SINGLE: Final[dict[str, Callable[[int], WrittenNet]]] = {
     "CONV_2D 1x1, batch": _one((2, 5, 5, 6), "conv", 9, (1, 1)),
     "CONV_2D 1x1, strides": _one((1, 6, 7, 4), "conv", 3, (1, 1), (2, 2), activation=0),
     "CONV_2D dilated": _one((1, 9, 9, 3), "conv", 5, (3, 3), dilation=(2, 2), activation=2),
+    "CONV_2D in groups": _one((1, 7, 6, 12), "conv", 9, (3, 3), groups=3),
+    "CONV_2D in groups, 1x1": _one((2, 5, 5, 8), "conv", 12, (1, 1), groups=4, activation=0),
+    "CONV_2D in groups, larger than the stack": _one((1, 5, 5, 320), "conv", 6, (5, 5), groups=2),
     "CONV_2D without padding": _one((1, 8, 8, 3), "conv", 6, (5, 5), padding=VALID, activation=RELU6),
     "CONV_2D larger than the stack": _one((1, 6, 6, 160), "conv", 5, (5, 5), activation=0),
     "DEPTHWISE_CONV_2D": _one((1, 8, 7, 6), "conv", 0, (3, 3), depth=1),
@@ -302,6 +313,7 @@ SINGLE: Final[dict[str, Callable[[int], WrittenNet]]] = {
     "QUANTIZE": _one((1, 4, 4, 3), "rescale"),
     "RELU": _one((1, 4, 4, 3), "rescale", "RELU"),
     "RELU6": _one((1, 4, 4, 3), "rescale", "RELU6"),
+    **{kind: _one((3, 400), "curve", kind) for kind in ("HARD_SWISH", "LOGISTIC", "TANH")},
     "float edges": _real,
     "uint8 edges": _bytes,
 }  # fmt: skip
@@ -317,7 +329,7 @@ def drawn(seed: int) -> WrittenNet:
     for _ in range(int(draw.integers(2, 6))):
         size = (int(draw.integers(1, 4)), int(draw.integers(1, 4)))
         stride = (int(draw.integers(1, 3)), int(draw.integers(1, 3)))
-        start, kind = net.at, int(draw.integers(9))
+        start, kind = net.at, int(draw.integers(10))
         activation = int(draw.integers(4))
         if kind == 0:
             net.conv(int(draw.integers(1, 12)), size, stride, activation=activation)
@@ -335,6 +347,8 @@ def drawn(seed: int) -> WrittenNet:
         elif kind == 6:
             net.pool((1, 1), (1, 1)).cat((start,), 3)
         elif kind == 7:
+            net.curve(("HARD_SWISH", "LOGISTIC", "TANH")[int(draw.integers(3))])
+        elif kind == 8:
             net.rescale(("QUANTIZE", "RELU", "RELU6")[int(draw.integers(3))])
         else:
             gate = net.mean((1, 2), keep=True).conv(net.shape()[3], (1, 1)).at

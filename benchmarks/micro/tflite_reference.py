@@ -115,7 +115,11 @@ def _convolution(values: Any, read: Any, made: WrittenTensor, options: dict[str,
     deep = read[1].axis == 3
     taps = w.shape[1:3]
     windows, _ = _windows(x - read[0].zero, taps, made, options, 0)
-    if deep:
+    groups = 1 if deep else x.shape[3] // w.shape[3]
+    if groups > 1:
+        parts = zip(np.split(windows, groups, -1), np.split(w, groups), strict=True)
+        sums = np.concatenate([np.einsum("nrcijk,oijk->nrco", a, b) for a, b in parts], -1)
+    elif deep:
         windows = np.repeat(windows, w.shape[3] // x.shape[3], axis=-1)
         sums = np.einsum("nrcijk,ijk->nrck", windows, w[0])
     else:
@@ -176,6 +180,45 @@ def _rescaled(values: Any, read: Any, made: WrittenTensor, options: dict[str, An
     ratio = float(source) / float(target) if kind == "QUANTIZE" else float(source / target)
     found = multiplied(values[0].astype(np.int64) - read[0].zero, *quantized(ratio))
     return _clamped(found, made, {"activation": {"RELU": 1, "RELU6": 3}.get(kind, 0)})
+
+
+def _curved(values: Any, read: Any, made: WrittenTensor, options: dict[str, Any], *, kind: str) -> Any:
+    """A sigmoid or a tanh in float32, number by number."""
+    scale, unit = np.float32(read[0].scales[0]), np.float32(1) / np.float32(made.scales[0])
+
+    def of(k: int) -> float:
+        x = float(scale * np.float32(k - read[0].zero))
+        if kind == "TANH":
+            y = np.float32(math.tanh(x))
+        else:
+            y = np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
+        return float(rounded(np.float64(np.float32(y * unit))))
+
+    found = {k: of(k) for k in range(-128, 128)}
+    return _clamped(np.vectorize(found.__getitem__)(values[0]), made, {})
+
+
+def _swish(values: Any, read: Any, made: WrittenTensor, options: dict[str, Any]) -> Any:
+    """HardSwish in 16 bits."""
+
+    def high(a: Whole, b: int) -> Whole:
+        product = a * b
+        nudged = product + np.where(product >= 0, 1 << 14, 1 - (1 << 14))
+        return np.asarray(np.sign(nudged) * (np.abs(nudged) >> 15), np.int64)
+
+    def numbers(ratio: float) -> tuple[int, int]:
+        fixed, shift = quantized(ratio)
+        return min((fixed + 2**15) // 2**16, 2**15 - 1), shift
+
+    fine = np.float32(read[0].scales[0]) / np.float32(128)
+    out, down = numbers(float(fine / np.float32(made.scales[0])))
+    gate, up = numbers(float(fine / (np.float32(3) / np.float32(32768))))
+    x = (values[0].astype(np.int64) - read[0].zero) * 128
+    y = np.clip(x * 2 ** max(0, up - 1), -(2**15), 2**15 - 1) if up > 0 else x
+    y = high(y, gate)
+    y = np.clip(2 * y, -(2**15), 2**15 - 1) if up > 0 else divided(y, -up)
+    product = ((y + 2**15) >> 1) * high(x, out)
+    return _clamped(divided(np.sign(product) * (np.abs(product) >> 15), -down), made, {})
 
 
 def _joined(values: Any, read: Any, made: WrittenTensor, options: dict[str, Any]) -> Any:
@@ -250,6 +293,8 @@ _KINDS: Final[dict[str, _Kind]] = {
     "DEPTHWISE_CONV_2D": _convolution,
     "DEQUANTIZE": _real,
     "FULLY_CONNECTED": _dense,
+    "HARD_SWISH": _swish,
+    "LOGISTIC": lambda *given: _curved(*given, kind="LOGISTIC"),
     "MAX_POOL_2D": lambda *given: _pooled(*given, largest=True),
     "MEAN": _mean,
     "MUL": _product,
@@ -259,5 +304,6 @@ _KINDS: Final[dict[str, _Kind]] = {
     "RELU6": lambda *given: _rescaled(*given, kind="RELU6"),
     "RESHAPE": _plain,
     "SOFTMAX": _shares,
+    "TANH": lambda *given: _curved(*given, kind="TANH"),
 }
 """Op -> what computes it."""

@@ -15,6 +15,7 @@ CODES: Final = {
     "ADD": 0, "AVERAGE_POOL_2D": 1, "CONCATENATION": 2, "CONV_2D": 3, "DEPTHWISE_CONV_2D": 4, "DEQUANTIZE": 6,
     "FULLY_CONNECTED": 9, "LOGISTIC": 14, "MAX_POOL_2D": 17, "MUL": 18, "RELU": 19, "RELU6": 21,
     "RESHAPE": 22, "SOFTMAX": 25, "PAD": 34, "MEAN": 40, "QUANTIZE": 114,
+    "HARD_SWISH": 117, "TANH": 28,
 }  # fmt: skip
 _POOL: Final = (5, ("padding", "stride_w", "stride_h", "filter_w", "filter_h", "activation"))
 _OPTIONS: Final[Mapping[str, tuple[int, tuple[str, ...]]]] = {

@@ -249,8 +249,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         file.write_bytes(content[:end])
         with pytest.raises(TightropeError, match="damaged or cut off"):
             load_tflite(file)
-    file.write_bytes(Layers((1, 8), 0).dense(3).done().content(code=14))
-    with pytest.raises(UnsupportedOpError, match=r"LOGISTIC, op 0 of .* has no kernel"):
+    file.write_bytes(Layers((1, 8), 0).dense(3).done().content(code=15))
+    with pytest.raises(UnsupportedOpError, match=r"LSH_PROJECTION, op 0 of .* has no kernel"):
         load_tflite(file)
     file.write_bytes(content)
     monkeypatch.setattr("tightrope_micro.tflite.file._MOST", 100)

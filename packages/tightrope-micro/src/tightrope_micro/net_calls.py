@@ -157,9 +157,9 @@ def _put_rows(a: Given) -> _Found:
 
 
 def _reference_conv(a: Given) -> _Found:
-    """A convolution with channels last."""
+    """A convolution with channels last, and the number of groups where it is not of each channel alone."""
     made, weight = a.result(), a.shape(1)
-    sizes = [*a.shape(0), *made[1:], *weight[1:3]]
+    sizes = [*a.shape(0), *made[1:], *weight[1:3], *(a.shape(0)[3] // n for n in weight[3:])]
     return [*a.at(0, 1, 2, 3, 4), *a.made(), *sizes, *a.pairs(5, 6, 7), *_whole(a, 8)]
 
 

@@ -8,6 +8,7 @@ Complexity  Constant per number.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 _ONE: Final = 2**31
 _MOST: Final = 2**31 - 1
+_MOST_16: Final = 2**15 - 1
 _FAR: Final = 2**61
 _POWERS: Final = (
     (-2, 1672461947), (-1, 1302514674), (0, 790015084), (1, 290630308), (2, 39332535), (3, 720401), (4, 242),
@@ -130,6 +132,76 @@ def softmax_powers(scale: float, beta: float) -> NDArray[np.int32]:
     multiplier, shift = multiplier_of(min(beta * scale * 2**_FRACTION, _MOST))
     last = min(255, math.floor(31 * 2**_FRACTION / 2**shift))
     return np.array([_power(_high(-k * 2**shift, multiplier)) for k in range(last + 1)], np.int32)
+
+
+def curve_table(name: str, given: tuple[float, int], made: tuple[float, int]) -> NDArray[np.int8]:
+    """A function of every 8-bit number, from -128 on, each step rounded to float32.
+
+    Args:
+        name: of `TFLITE_CURVES`.
+        given: unit and zero of what it is given.
+        made: of its result.
+
+    >>> curve_table("TANH", (0.1, 0), (1 / 128, 0))[[0, 128, 138]].tolist()
+    [-128, 0, 97]
+    """
+    x = np.float32(given[0]) * (np.arange(-128, 128) - given[1]).astype(np.float32)
+    scaled = TFLITE_CURVES[name](x) * (np.float32(1) / np.float32(made[0]))
+    whole = np.trunc(scaled) + np.where(np.abs(scaled - np.trunc(scaled)) >= 0.5, np.sign(scaled), 0)
+    return np.clip(whole + made[1], -128, 127).astype(np.int8)
+
+
+def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        power = np.exp(-x.astype(np.float64)).astype(np.float32)  # rounded once, as of a C library
+    return np.asarray(np.float32(1) / (np.float32(1) + power), np.float32)
+
+
+TFLITE_CURVES: Final[Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]]] = {
+    "LOGISTIC": _sigmoid,
+    "TANH": lambda x: np.tanh(x.astype(np.float64)).astype(np.float32),
+}
+"""Op that the reference kernels look up -> its function."""
+
+
+def hard_swish_table(given: tuple[float, int], made: tuple[float, int]) -> NDArray[np.int8] | None:
+    """Compute x * min(max(x + 3, 0), 6) / 6 of every 8-bit number, from -128 on, in 16 bits.
+
+    Args:
+        given: unit and zero of what it is given.
+        made: of its result.
+
+    Returns:
+        None where the unit of the result is too small.
+    """
+    fine = np.float32(1 / 128) * np.float32(given[0])
+    out, shift = multiplier_of(float(fine / np.float32(made[0])))
+    gate, left = multiplier_of(float(fine / np.float32(np.float32(3) / np.float32(32768))))
+    out, gate = (min((m + (1 << 15)) >> 16, _MOST_16) for m in (out, gate))
+    if shift > 0:
+        return None
+    found = []
+    for k in range(-128, 128):
+        x = (k - given[1]) << 7
+        y = _short(x << max(0, left - 1)) if left > 0 else x
+        y = _high_16(y, gate)
+        y = _short(y << 1) if left > 0 else _divide(y, -left) if left < 0 else y
+        product = ((y + (1 << 15)) >> 1) * _high_16(x, out)
+        share = abs(product) >> 15
+        share = -share if product < 0 else share
+        found.append((_divide(share, -shift) if shift else share) + made[1])
+    return np.clip(np.array(found, np.int64).astype(np.int16), -128, 127).astype(np.int8)
+
+
+def _short(x: int) -> int:
+    return max(-_MOST_16 - 1, min(_MOST_16, x))
+
+
+def _high_16(a: int, b: int) -> int:
+    """Multiply to a * b / 2^15, rounded by a nudge of the product's sign and a division that truncates."""
+    product = a * b
+    nudged = abs(product + ((1 << 14) if product >= 0 else 1 - (1 << 14)))
+    return nudged >> 15 if product >= 0 else -(nudged >> 15)
 
 
 def _high(a: int, b: int) -> int:

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from tightrope.core import Argument, Items, View
 from tightrope_micro.names import DIMENSIONS
 from tightrope_micro.tflite.file import TfliteOp
-from tightrope_micro.tflite.rounding import mean_multiplier, nearest, single, softmax_powers, stays
+from tightrope_micro.tflite.rounding import (
+    TFLITE_CURVES,
+    curve_table,
+    hard_swish_table,
+    mean_multiplier,
+    nearest,
+    single,
+    softmax_powers,
+    stays,
+)
 from tightrope_micro.tflite.writer import TfliteWriter
 
 _SAME, _VALID = 0, 1
@@ -96,7 +105,7 @@ def _weights(
 
 
 def _conv(w: TfliteWriter, op: TfliteOp) -> None:
-    """Convolutions, plain ones and those of each channel alone."""
+    """Convolutions: plain ones, those in groups, and those of each channel alone."""
     deep = op.kind == "DEPTHWISE_CONV_2D"
     unit = w.unit(op.reads[0])
     pad = w.pads.get(op.reads[0])
@@ -107,7 +116,9 @@ def _conv(w: TfliteWriter, op: TfliteOp) -> None:
     n, *sizes, channels = x.shape
     if deep:  # of one map of weights: channels, 1, rows, columns
         values = values[:, 0, :, :, None]
-    fits = len(values) % channels == 0 if deep else values.shape[3] == channels
+    groups = channels // values.shape[3]
+    fits = len(values) % channels == 0 if deep else groups * values.shape[3] == channels
+    fits = fits and (deep or len(values) % groups == 0)
     if not fits or (deep and w.tensor(op.reads[1]).shape[0] != 1):
         w.refuse(f"has weights for {values.shape[3]} channels, and {channels} are given")
     if pad is not None:
@@ -203,6 +214,18 @@ def _softmax(w: TfliteWriter, op: TfliteOp) -> None:
         w.refuse(f"multiplies scores by {beta:.3g}, in a unit of {unit.scale:.3g}")
     powers = softmax_powers(float(unit.scale), beta)
     w.make(op, "t_softmax", [x, w.flash.put(powers), x.shape[-1], len(powers) - 1], x.shape)
+
+
+def _curve(w: TfliteWriter, op: TfliteOp) -> None:
+    """A function of one number, looked up."""
+    x, unit, made = w.view(op.reads[0]), w.unit(op.reads[0]), w.unit(w.result(op))
+    if op.kind == "LOGISTIC" and float(made.scale) * 256 != 1:
+        w.refuse("has a result that is not in units of 1/256")
+    ends = (float(unit.scale), unit.zero), (float(made.scale), made.zero)
+    table = hard_swish_table(*ends) if op.kind == "HARD_SWISH" else curve_table(op.kind, *ends)
+    if table is None:
+        w.refuse("has a result whose unit is far smaller than that of its input")
+    w.make(op, "q_table", [x, w.flash.put(table)], x.shape)
 
 
 def _mean(w: TfliteWriter, op: TfliteOp) -> None:
@@ -301,6 +324,7 @@ TFLITE_RULES: Final[Mapping[str, Callable[[TfliteWriter, TfliteOp], None]]] = {
     "DEQUANTIZE": _dequantize,
     "EXPAND_DIMS": TfliteWriter.rename,
     "FULLY_CONNECTED": _dense,
+    "HARD_SWISH": _curve,
     "MAX_POOL_2D": _pool,
     "MEAN": _mean,
     "MUL": _mul,
@@ -311,5 +335,6 @@ TFLITE_RULES: Final[Mapping[str, Callable[[TfliteWriter, TfliteOp], None]]] = {
     "RESHAPE": TfliteWriter.rename,
     "SOFTMAX": _softmax,
     "SQUEEZE": TfliteWriter.rename,
+    **dict.fromkeys(TFLITE_CURVES, _curve),
 }
 """Op -> what writes it."""
