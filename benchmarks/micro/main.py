@@ -81,7 +81,7 @@ from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.published import m1
 from benchmarks.micro.rows import Row, write
 from benchmarks.micro.sequences import m6
-from benchmarks.micro.single_ops import m3
+from benchmarks.micro.single_ops import FIRST, m3
 from benchmarks.micro.tflite_bits import m5_tflite
 from benchmarks.micro.trained import State, samples, train, worst
 from benchmarks.micro.transfer import t1
@@ -109,6 +109,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--compilations", type=int, default=100, help="of M4")
     parser.add_argument("--seeds", type=int, default=60, help="drawn nets of M3")
+    parser.add_argument("--first", type=int, default=FIRST, help="first seed of M3; another one: nets alone")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
     parser.add_argument("--onnx", default="", help="a Python interpreter that has torch and onnxruntime")
@@ -147,7 +148,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "K5": lambda: k5(console, asked.onnx),
         "M1": lambda: m1(console),
         "M2": lambda: m2(console, asked.cmsis),
-        "M3": lambda: m3(console, asked.seeds),
+        "M3": lambda: m3(console, asked.seeds, asked.first),
         "M4": lambda: m4(console, asked.compilations),
         "M5": lambda: (
             m5_tflite(console, asked.tflite, asked.tflite_files, asked.seeds)

@@ -1,8 +1,9 @@
-"""M3: single ops as C, in float and in integers: right, or refused by name.
+"""M3: single ops as C, in float, in integers and in a training step: right, or refused by name.
 
 Each op runs in a net of its own on this computer, under sanitizers: the float form is compared with
-PyTorch, the integers with the reference in NumPy, bit by bit. Then small nets of some of these ops, drawn
-with seeds.
+PyTorch, the integers with the reference in NumPy, bit by bit, and what two steps leave in the weights of a
+layer before the op and of its own with those of PyTorch. Then small nets of some of these ops, drawn with
+seeds.
 """
 
 import tempfile
@@ -22,15 +23,17 @@ from benchmarks.micro.rows import Row
 from tightrope.cli.machines import find_machine
 from tightrope.core import TightropeError
 from tightrope.judge import judge
-from tightrope_micro import run_on_host
+from tightrope_micro import capture_step, compile_step, run_on_host, value_bytes
 from tightrope_micro.infer import FloatNet, capture_net, compile_net, evaluate_net, ranges_of
 from tightrope_micro.integer.net_reference import NetEvaluator
 from tightrope_micro.integer.quantize import quantize
 
 _F: Final = functional
 _SANITIZED: Final = ("-fsanitize=undefined,address", "-fno-sanitize-recover")
+_UNDEFINED: Final = ("-fsanitize=undefined", "-fno-sanitize-recover")
 _RAM: Final = 128 * 1024
 _CLOSE: Final = 3e-5
+FIRST: Final = 1000
 Shape = tuple[int, ...]
 MAP: Final[Shape] = (1, 4, 8, 8)
 ROW: Final[Shape] = (1, 3, 32)
@@ -239,33 +242,85 @@ def _run(net: Any, x: Tensor) -> tuple[Any, bytes]:
     return compiled.scores(found.outputs[0]).copy(), found.outputs[0]
 
 
-def m3(console: Console, seeds: int) -> list[Row]:
-    """Every op, then nets drawn from ``seeds`` seeds."""
+class _Learning(nn.Module):
+    """A layer, a net behind it, and the squared error of what that makes."""
+
+    def __init__(self, net: nn.Module, shape: Shape) -> None:
+        super().__init__()
+        self.first = {4: nn.Conv2d(4, 4, 1), 3: nn.Linear(shape[-1], shape[-1])}[len(shape)]
+        self.net = net
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the loss."""
+        return _F.mse_loss(self.net(self.first(x)), y)
+
+
+def step_off(net: nn.Module, shape: Shape, made: Shape) -> float:
+    """Take two steps on this computer: the largest difference to what PyTorch's steps leave.
+
+    Args:
+        net: trained as it is; dropouts let everything through, as their masks are the device's own.
+        shape: of its input.
+        made: of its result.
+    """
+    for one in net.modules():
+        if isinstance(one, nn.Dropout):
+            one.p = 0.0
+    model = _Learning(net.train(), shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    batches = [(torch.randn(shape), torch.randn(made)) for _ in range(2)]
+    compiled = compile_step(capture_step(model, batches[0], optimizer), find_machine("nrf52840"), ram=_RAM)
+    names = [int(one.name.removeprefix("input_")) for one in compiled.manifest.held if one.kind == "input"]
+    samples = [b"".join(value_bytes(batch[k]) for k in names) for batch in batches]
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_on_host(compiled.write(Path(folder) / "out"), samples, flags=_UNDEFINED)
+    for batch in batches:
+        optimizer.zero_grad()
+        torch.autograd.backward(model(*batch))
+        optimizer.step()
+    left = model.state_dict()
+    kept = {name: np.frombuffer(value, np.float32) for name, value in found.values.items() if name in left}
+    return max(float(np.abs(one - left[name].numpy().ravel()).max()) for name, one in kept.items())
+
+
+def m3(console: Console, seeds: int, first: int) -> list[Row]:
+    """Every op, then nets drawn from ``seeds`` seeds from ``first`` on."""
     rows = []
-    nets = {name: (case.make, case.shape) for name, case in SINGLE.items()}
-    rows.append(_counted(console, "single ops, float and int8: right, or refused by name", nets))
-    many = {f"net {seed}": (partial(drawn, seed), MAP) for seed in range(1000, 1000 + seeds)}
+    if first == FIRST:
+        nets = {name: (case.make, case.shape) for name, case in SINGLE.items()}
+        rows.append(_counted(console, "single ops: right, or refused by name", nets))
+    many = {f"net {seed}": (partial(drawn, seed), MAP) for seed in range(first, first + seeds)}
     rows.append(_counted(console, "drawn nets of these ops: 0 wrong, 0 crashes", many))
     return rows
 
 
 def _counted(console: Console, claim: str, nets: Mapping[str, tuple[Callable[[], nn.Module], Shape]]) -> Row:
-    right = refused = wrong = 0
+    said, all_right = [], True
+    found: dict[str, list[str]] = {form: [] for form in ("float", "int8", "training")}
     for name, (make, shape) in nets.items():
         torch.manual_seed(0)
         model = ready(make())
         samples = [torch.randn(shape) for _ in range(8)]
-        for whole in (False, True):
+        for form, words in found.items():
             try:
-                net = capture_net(model, [samples[0]])
-                if whole:
-                    good = integers_off(net, samples)[0] == 0
-                else:
-                    good = worst_float(model, net, samples[0]) <= _CLOSE
+                words.append("right" if _is_right(form, model, samples) else "wrong")
             except TightropeError:
-                refused += 1
-                continue
-            right, wrong = right + good, wrong + (not good)
-            if not good:
-                console.print(f"{name}, {'int8' if whole else 'float'}: wrong")
-    return Row("M3", claim, f"{right} right, {refused} refused, {wrong} wrong", not wrong)
+                words.append("refused")
+            if words[-1] == "wrong":
+                console.print(f"{name}, {form}: wrong")
+    for form, words in found.items():
+        said.append(f"{form} " + ", ".join(f"{words.count(w)} {w}" for w in ("right", "refused", "wrong")))
+        all_right = all_right and "wrong" not in words
+    return Row("M3", claim, "; ".join(said), all_right)
+
+
+def _is_right(form: str, model: nn.Module, samples: Sequence[Tensor]) -> bool:
+    """Compare one form with what it has to be."""
+    if form == "training":
+        with torch.no_grad():
+            made = tuple(model.eval()(samples[0]).shape)
+        return step_off(model, tuple(samples[0].shape), made) <= _CLOSE
+    net = capture_net(model, [samples[0]])
+    if form == "int8":
+        return integers_off(net, samples)[0] == 0
+    return worst_float(model, net, samples[0]) <= _CLOSE

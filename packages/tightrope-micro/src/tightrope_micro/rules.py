@@ -270,8 +270,9 @@ def divide(t: Translator, op: Op) -> None:
         return
     given, by, old = op.arguments[0], op.arguments[1], t.result(0)
     assert old is not None
-    spread = isinstance(given, View) and len(given.shape) in (3, 4) and not any(given.strides[2:])
-    if not isinstance(given, View) or not spread or by != prod(given.shape[2:]):
+    if not isinstance(given, View) or len(given.shape) not in (3, 4) or by != prod(given.shape[2:]):
+        t.refuse("divides what is not the mean over what is behind the channels")
+    if any(step for size, step in zip(given.shape[2:], given.strides[2:], strict=True) if size > 1):
         t.refuse("divides what is not the mean over what is behind the channels")
     made_of = as_map(given).shape
     dense = View(given.base, given.dtype, (*made_of[:2], 1, 1), (*given.strides[:2], 1, 1), given.offset)
