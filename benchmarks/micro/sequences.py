@@ -45,9 +45,9 @@ Sequences = tuple[Tensor, Tensor]
 class Recurrent(nn.Module):
     """A recurrent layer, and a dense layer of its last state."""
 
-    def __init__(self, kind: type[nn.RNNBase], width: int, hidden: int) -> None:
+    def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.layer, self.last = kind(width, hidden, batch_first=True), nn.Linear(hidden, 4)
+        self.layer, self.last = layer, nn.Linear(layer.hidden_size, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute scores."""
@@ -98,11 +98,11 @@ def _numbers(labels: list[str]) -> Tensor:
 
 
 NETS: Final[dict[str, tuple[Callable[[], Sequences], Callable[[], nn.Module]]]] = {
-    "LSTM, accelerometer": (accelerometer, lambda: Recurrent(nn.LSTM, 3, 16)),
-    "GRU, accelerometer": (accelerometer, lambda: Recurrent(nn.GRU, 3, 16)),
+    "LSTM, accelerometer": (accelerometer, lambda: Recurrent(nn.LSTM(3, 16, batch_first=True))),
+    "GRU, accelerometer": (accelerometer, lambda: Recurrent(nn.GRU(3, 16, batch_first=True))),
     "Conv1d, accelerometer": (accelerometer, lambda: Convolved(3, 16)),
-    "LSTM, audio": (audio, lambda: Recurrent(nn.LSTM, 12, 16)),
-    "GRU, audio": (audio, lambda: Recurrent(nn.GRU, 12, 16)),
+    "LSTM, audio": (audio, lambda: Recurrent(nn.LSTM(12, 16, batch_first=True))),
+    "GRU, audio": (audio, lambda: Recurrent(nn.GRU(12, 16, batch_first=True))),
     "Conv1d, audio": (audio, lambda: Convolved(12, 16)),
 }
 
@@ -180,8 +180,11 @@ def _instructions(ticks: int, calls: int) -> str:
 def _inferred(net: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, bool]]:
     """Compile in float and, where it has kernels, in integers; words, and whether all is as forecast."""
     samples = [(one[None],) for one in x]
-    plain: FloatNet | IntegerNet = capture_net(net, samples[0])
-    forms = {"float": lambda: plain, "int8": lambda: quantize(plain, ranges_of(plain, samples[:32]))}
+    plain = capture_net(net, samples[0])
+    forms: dict[str, Callable[[], FloatNet | IntegerNet]] = {
+        "float": lambda: plain,
+        "int8": lambda: quantize(plain, ranges_of(plain, samples[:32])),
+    }
     with torch.no_grad():
         right = int((net.eval()(x).argmax(1) == y).sum())
     yield f"top-1 {right} of {len(x)} in PyTorch", True

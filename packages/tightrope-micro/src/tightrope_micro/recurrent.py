@@ -92,19 +92,21 @@ torch.library.define(
 # These three stand in captured steps alone: the kernels of the device compute them, PyTorch does not.
 
 
-@torch.library.register_fake("tightrope_micro::recurrent_gates")
-def _(x: Tensor, w: Tensor, *_: Any) -> Tensor:
+def _gates(x: Tensor, w: Tensor, *_: Any) -> Tensor:
     return x.new_empty(*x.shape[:2], w.shape[0])
 
 
-@torch.library.register_fake("tightrope_micro::recurrent_gates_gru")
-def _(x: Tensor, w: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(*x.shape[:2], w.shape[0]), x.new_empty(*x.shape[:2], w.shape[0])
+def _gates_gru(x: Tensor, w: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _gates(x, w), _gates(x, w)
 
 
-@torch.library.register_fake("tightrope_micro::recurrent_weight")
-def _(g: Tensor, y: Tensor, *_: Any) -> Tensor:
+def _state_weight(g: Tensor, y: Tensor, *_: Any) -> Tensor:
     return g.new_empty(g.shape[2], y.shape[2])
+
+
+torch.library.register_fake("tightrope_micro::recurrent_gates", _gates)
+torch.library.register_fake("tightrope_micro::recurrent_gates_gru", _gates_gru)
+torch.library.register_fake("tightrope_micro::recurrent_weight", _state_weight)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

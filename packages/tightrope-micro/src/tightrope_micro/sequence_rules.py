@@ -79,8 +79,10 @@ def part_backward(t: Translator, op: Op) -> None:
     assert isinstance(axis, int)
     assert isinstance(first, int)
     axis, first = axis % len(sizes), max(0, first + sizes[axis] * (first < 0))
-    if len(sizes) > DIMENSIONS or op.arguments[5:] not in ((), (1,)):
-        t.refuse(f"takes a part with steps, or of {len(sizes)} dimensions; the kernel has {DIMENSIONS}")
+    if op.arguments[5:] not in ((), (1,)):
+        t.refuse("takes a part with gaps")
+    if len(sizes) > DIMENSIONS:
+        t.refuse(f"takes a part of {len(sizes)} dimensions; the kernel has {DIMENSIONS}")
     count = 1 if "select" in op.target else g.shape[axis]
     shape = (*sizes[:axis], count, *sizes[axis + 1 :])
     strides = contiguous(shape)

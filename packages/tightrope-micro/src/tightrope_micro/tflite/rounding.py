@@ -148,7 +148,8 @@ def curve_table(name: str, given: tuple[float, int], made: tuple[float, int]) ->
     x = np.float32(given[0]) * (np.arange(-128, 128) - given[1]).astype(np.float32)
     scaled = TFLITE_CURVES[name](x) * (np.float32(1) / np.float32(made[0]))
     whole = np.trunc(scaled) + np.where(np.abs(scaled - np.trunc(scaled)) >= 0.5, np.sign(scaled), 0)
-    return np.clip(whole + made[1], -128, 127).astype(np.int8)
+    found: NDArray[np.int8] = np.clip(whole + made[1], -128, 127).astype(np.int8)
+    return found
 
 
 def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
