@@ -167,36 +167,63 @@ SINGLE: Final[dict[str, Case]] = {
     "rnn": _case(lambda x, r: r(x)[0], lambda: nn.RNN(3, 8), shape=STEPS),
 }  # fmt: skip
 """Name -> net of one op."""
-_KEEPS: Final = (
-    "relu6", "tanh", "hardswish", "leaky_relu", "prelu", "squeeze and excite", "broadcast add",
-    "number minus", "group norm", "batch norm behind relu", "channel shuffle", "average inside",
-    "pad before a depthwise", "sub", "dilated", "largest, ceil", "join of rows", "nearest", "clamp", "pad",
-)  # fmt: skip
+_KEEPS: Final[dict[str, tuple[str, ...]]] = {
+    "float": (
+        "relu6", "tanh", "hardswish", "leaky_relu", "prelu", "squeeze and excite", "broadcast add",
+        "number minus", "group norm", "batch norm behind relu", "channel shuffle", "average inside",
+        "pad before a depthwise", "sub", "dilated", "largest, ceil", "join of rows", "nearest", "clamp",
+        "pad",
+    ),
+    "int8": (
+        "relu6", "tanh", "hardswish", "leaky_relu", "number minus", "batch norm behind relu",
+        "channel shuffle", "pad before a depthwise", "largest, ceil", "join of rows", "nearest", "clamp",
+        "pad and padding", "pad before a convolution", "sigmoid",
+    ),
+    "training": (
+        "tanh", "sigmoid", "silu", "hardswish", "leaky_relu", "largest, ceil", "batch norm first",
+        "batch norm behind relu", "join of rows", "join of three", "shuffle by views",
+        "pad before a convolution", "pad and padding", "pad before a depthwise",
+    ),
+}  # fmt: skip
+"""Form -> ops that drawn nets of it have."""
 
 
 class Chain(nn.Module):
     """Ops behind each other, each on 4 channels of 8 x 8, then a classifier."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, layers: Sequence[nn.Module], *, form: str = "float") -> None:
         super().__init__()
-        self.layers, self.last = nn.ModuleList(layers), nn.Linear(256, 4)
+        self.layers, self.last, self.form = nn.ModuleList(layers), nn.Linear(256, 4), form
+        self.fit = nn.ModuleList(
+            nn.ModuleDict({str(n): nn.Conv2d(4, 4, 3, padding=5 - n // 2) for n in (4, 6)})
+            for _ in layers
+            if form != "float"
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute them; what an op makes is cut or filled up to the next one's input."""
-        for layer in self.layers:
+        for k, layer in enumerate(self.layers):
             x = layer(x)
-            if x.shape[2:] != (8, 8):
+            if self.form != "float":
+                x = x[:, :4, :8, :8]
+                if x.shape[2] < 8:
+                    fits = self.fit[k]
+                    assert isinstance(fits, nn.ModuleDict)
+                    x = fits[str(x.shape[2])](x)
+            elif x.shape[2:] != (8, 8):
                 x = _F.adaptive_avg_pool2d(x, 8) if x.shape[2] % 8 == 0 else _F.interpolate(x, size=(8, 8))
             if x.shape[1] != 4:
                 x = x[:, :4]
-        return self.last(x.flatten(1)).softmax(1)
+        x = self.last(x.flatten(1))
+        return x if self.form == "training" else x.softmax(1)
 
 
-def drawn(seed: int) -> nn.Module:
-    """Draw a small net of two to five ops."""
+def drawn(seed: int, form: str = "float") -> nn.Module:
+    """Draw a small net of two to five ops that have a kernel in a form."""
     random = Random(seed)
     torch.manual_seed(seed)
-    return Chain([SINGLE[random.choice(_KEEPS)].make() for _ in range(random.randint(2, 5))])
+    chosen = [SINGLE[random.choice(_KEEPS[form])].make() for _ in range(random.randint(2, 5))]
+    return Chain(chosen, form=form)
 
 
 def ready(net: nn.Module, seed: int = 0) -> nn.Module:
@@ -284,31 +311,34 @@ def step_off(net: nn.Module, shape: Shape, made: Shape) -> float:
 
 
 def m3(console: Console, seeds: int, first: int) -> list[Row]:
-    """Every op, then nets drawn from ``seeds`` seeds from ``first`` on."""
+    """Every op, then nets drawn from ``seeds`` seeds from ``first`` on, of ops that each form has."""
     rows = []
     if first == FIRST:
-        nets = {name: (case.make, case.shape) for name, case in SINGLE.items()}
+        nets = {name: (lambda _, make=case.make: make(), case.shape) for name, case in SINGLE.items()}
         rows.append(_counted(console, "single ops: right, or refused by name", nets))
     many = {f"net {seed}": (partial(drawn, seed), MAP) for seed in range(first, first + seeds)}
     rows.append(_counted(console, "drawn nets of these ops: 0 wrong, 0 crashes", many))
     return rows
 
 
-def _counted(console: Console, claim: str, nets: Mapping[str, tuple[Callable[[], nn.Module], Shape]]) -> Row:
+_Nets = Mapping[str, tuple[Callable[[str], nn.Module], Shape]]
+"""Name -> what makes the net of a form, and the shape of its input."""
+
+
+def _counted(console: Console, claim: str, nets: _Nets) -> Row:
     said, all_right = [], True
-    found: dict[str, list[str]] = {form: [] for form in ("float", "int8", "training")}
-    for name, (make, shape) in nets.items():
-        torch.manual_seed(0)
-        model = ready(make())
-        samples = [torch.randn(shape) for _ in range(8)]
-        for form, words in found.items():
+    for form in _KEEPS:
+        words = []
+        for name, (make, shape) in nets.items():
+            torch.manual_seed(0)
+            model = ready(make(form))
+            samples = [torch.randn(shape) for _ in range(8)]
             try:
                 words.append("right" if _is_right(form, model, samples) else "wrong")
             except TightropeError:
                 words.append("refused")
             if words[-1] == "wrong":
                 console.print(f"{name}, {form}: wrong")
-    for form, words in found.items():
         said.append(f"{form} " + ", ".join(f"{words.count(w)} {w}" for w in ("right", "refused", "wrong")))
         all_right = all_right and "wrong" not in words
     return Row("M3", claim, "; ".join(said), all_right)
