@@ -114,7 +114,7 @@ class Translator:
         """
         if not isinstance(value, View):
             self.refuse(f"takes {value!r:.60} where a tensor is expected")
-        if value.base in self.pending:
+        if value.base in self.pending and value.base not in self.known:
             self.refuse("uses the gradient of a parameter for more than its update")
         if value.base not in self.known:
             self._caller(value)
@@ -132,7 +132,7 @@ class Translator:
         """
         if not isinstance(value, View):
             self.refuse(f"takes {value!r:.60} where a tensor is expected")
-        if value.base in self.pending:
+        if value.base in self.pending and value.base not in self.known:
             self.refuse("uses the gradient of a parameter for more than its update")
         if value.base not in self.known:
             self._caller(value)

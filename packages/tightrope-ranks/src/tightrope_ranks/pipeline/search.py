@@ -14,10 +14,13 @@ Gaps        Stages of a rank are computed again for all micro-batches or for non
             of equal numbers. What `exact` proves leaves out computing again.
 """
 
+import itertools
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappush, heappushpop
+from typing import Final
 
 from tightrope.core import InfeasibleError, Machine
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes
@@ -33,6 +36,9 @@ from tightrope_ranks.pipeline.starts import bare, shipped
 from tightrope_ranks.pipeline.tied import NOTHING_TIED, TiedParameters, with_room
 from tightrope_ranks.pipeline.wire import with_wires
 from tightrope_ranks.values.ranks import JointPlan, StageCost, StageWork
+
+_KEPT: Final = 64
+"""Schedules that keep too much, of which the smallest is found: those with the lowest bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +262,8 @@ class PipelineSearch:
         self.task, self.options = task, options
         self.best: Tried | None = None
         self.least: Bytes = 1 << 62
-        self.closest: tuple[Bytes, StageWork, Orders, frozenset[tuple[int, int]], str] | None = None
+        self._numbers = itertools.count()
+        self.passed: list[tuple[Bytes, int, tuple[StageWork, Orders, frozenset[tuple[int, int]], str]]] = []
         self.end = time.process_time() + options.seconds
         self.seen: set[tuple[object, ...]] = set()
 
@@ -293,8 +300,9 @@ class PipelineSearch:
 
     def fewest(self) -> Bytes:
         """Return the fewest bytes per rank of the schedules that were tried."""
-        if self.closest is not None and self.closest[0] < self.least:
-            _, work, orders, again, method = self.closest
+        for less, _, (work, orders, again, method) in sorted(self.passed, reverse=True):
+            if -less >= self.least:
+                break
             self._simulated(work, orders, (1, 2 if work.sharded else 3), again, method)
         return self.least
 
@@ -409,8 +417,8 @@ class PipelineSearch:
             return
         least = least_bytes(work, orders, again=again) if self.task.budget else 0
         if least > self.task.budget > 0:
-            if self.closest is None or least < self.closest[0]:
-                self.closest = least, work, orders, again, method
+            one = -least, -next(self._numbers), (work, orders, again, method)
+            (heappush if len(self.passed) < _KEPT else heappushpop)(self.passed, one)
             return
         found = self._simulated(work, orders, (2, 3), again, method)
         if found is not None and found.peak > self.task.budget > 0 and found.ns < self._to_beat():
