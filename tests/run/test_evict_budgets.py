@@ -105,3 +105,14 @@ def test_a_block_of_the_user_stays_in_its_budget_whatever_a_limit_leaves() -> No
         pytest.raises(tightrope.OutOfBudgetError, match="evict was asked for 524288 bytes"),
     ):
         hold()
+
+
+def test_the_number_that_an_op_is_given_does_not_divide_what_is_free() -> None:
+    large = torch.ones(2272)  # 9,088 bytes; free are 9,216 in three holes
+    with evict(4 * 1024 + 2 * 4096 + 1024):
+        made = [torch.tensor([1.0] * size) for size in (256, 1024, 256, 256, 256, 1024, 256)]
+        for one in made:
+            one.neg_()
+        del one, made[5], made[3], made[1]
+        third = (large / 3.0)[0].item()
+    assert third == large.new_tensor(1.0).div(3.0).item()

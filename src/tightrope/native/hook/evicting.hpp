@@ -63,7 +63,7 @@ class Evicting {
   bool serves() const { return !suspended && pthread_equal(owner, pthread_self()); }
 
   void* allocate(int64_t bytes) {
-    Id id = arena_.place(bytes);
+    Id id = arena_.place(bytes, !running_ && waiting_.empty());
     for (size_t k = 0; soft && id == kNobody && k + 1 < waiting_.size(); ++k) {
       Waiting& frame = waiting_[k];
       if (frame.pinned.empty() || ++frame.tries > kTries) continue;

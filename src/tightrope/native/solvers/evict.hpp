@@ -65,16 +65,17 @@ class Arena : public RoomMaker {
         if (!(flags & kAgain)) total_cost_ += cost, total_bytes_ += bytes;
     }
 
-    // --- places a new storage; -1: it fits nowhere and nothing (more) can be evicted.
-    Id place(Bytes bytes) {
+    // --- places a new storage; -1: it fits nowhere and nothing (more) can be evicted. One that no op makes stays
+    // where it is: `aside`, in the first hole, it does not divide what is free behind.
+    Id place(Bytes bytes, bool aside = false) {
         const Bytes need = round_up(bytes);
         ++statistics_.placed;
-        const bool right = options_.two_ends && right_;
+        const bool right = options_.two_ends && right_ && !aside;
         if (small_bytes_ > 0 && need <= options_.small_limit) {
             const std::int32_t piece = small_.fit(need, false);
             if (piece != kNone) return adopt(small_, small_.take(piece, need, kNone, false), need, true);
         }
-        std::int32_t piece = fit(need, right);
+        std::int32_t piece = aside ? main_.fit(need, false) : fit(need, right);
         if (piece == kNone) piece = make_room(need);
         if (piece == kNone) {
             ++statistics_.failed;
