@@ -55,7 +55,7 @@ class GraphOptions:
     link: Link | None = None
     seed: int = 0
     overlap: bool = True
-    silence: float = 9.0
+    silence: float = 60.0
 
 
 def check_options(options: GraphOptions) -> None:
