@@ -336,3 +336,42 @@ def pairwise(budget: int | None) -> str:
     except (InfeasibleError, OutOfBudgetError) as error:
         return str(error)
     return ""
+
+
+class Interrupted(nn.Module):
+    """Layers with a break of the graph before each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = layer(x).relu()
+        return x.square().mean()
+
+
+def drops_behind(budget: int) -> int:
+    """Train, and drop gradients behind each forward; return the budget that a refusal names."""
+    gc.collect()
+    torch.manual_seed(0)
+    model = Interrupted()
+    optimizer = torch.optim.AdamW(model.parameters())
+    tightrope.compile(model, budget=budget, progress=False)
+    try:
+        for _ in range(4):
+            loss = model(torch.randn(32, 256))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    except TightropeError as error:
+        return named_by(error) or 0
+    return 0
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level")
+def test_an_update_at_level_e_has_what_old_gradients_left() -> None:
+    named = drops_behind(accounts().charged() + (1 << 18))
+    assert named
+    assert not drops_behind(named)

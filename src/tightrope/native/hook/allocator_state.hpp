@@ -90,9 +90,9 @@ class State : public Ledger<Arena> {
   void grow_evicting(Bytes bytes) {
     const Bytes room = std::min(evicting->charged_at_most, limit) - stats.charged;
     if (room <= 0) return;
-    const Bytes size = evicting->arena().missing(bytes);
     Arena& arena = *arenas.at(evicting->of_state);
-    if (size == 0 || size > room || arena.bytes + size > arena.mapped) return;
+    const Bytes size = evicting->arena().missing(bytes, std::min(room, arena.mapped - arena.bytes));
+    if (size == 0) return;
     arena.bytes += size;
     arena.charge += size;
     charge(size);

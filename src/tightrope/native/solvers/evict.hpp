@@ -85,10 +85,13 @@ class Arena : public RoomMaker {
     }
 
     // --- what the arena would have to grow by for a storage to find a hole; 0: it finds one, or it may not grow.
-    Bytes missing(Bytes bytes) const {
+    // At most `room`: where that is too little for a hole at the end, for the free bytes to suffice once moved together.
+    Bytes missing(Bytes bytes, Bytes room) const {
         const Bytes need = round_up(bytes);
         if (small_bytes_ > 0 || main_.fit(need, false) != kNone) return 0;
-        return need - main_.free_at_end();
+        const Bytes at_end = need - main_.free_at_end(), in_all = need - main_.free_bytes();
+        if (at_end <= room) return at_end;
+        return may_move() && in_all <= room ? std::max<Bytes>(in_all, 0) : 0;
     }
 
     void grow(Bytes bytes) {
