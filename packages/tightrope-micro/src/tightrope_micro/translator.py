@@ -112,13 +112,7 @@ class Translator:
         Raises:
             UnsupportedOpError: it is no tensor, or is neither float32 nor class numbers.
         """
-        if not isinstance(value, View):
-            self.refuse(f"takes {value!r:.60} where a tensor is expected")
-        if value.base in self.pending and value.base not in self.known:
-            self.refuse("uses the gradient of a parameter for more than its update")
-        if value.base not in self.known:
-            self._caller(value)
-        storage = self.storages[self.known[value.base]]
+        value, storage = self._found(value)
         whole = not value.offset and prod(value.shape) * 4 == storage.bytes
         if storage.label.startswith("float32") and not value.bits and not (whole and is_dense(value)):
             return self._gathered(value)
@@ -130,13 +124,7 @@ class Translator:
         Raises:
             UnsupportedOpError: it is none.
         """
-        if not isinstance(value, View):
-            self.refuse(f"takes {value!r:.60} where a tensor is expected")
-        if value.base in self.pending and value.base not in self.known:
-            self.refuse("uses the gradient of a parameter for more than its update")
-        if value.base not in self.known:
-            self._caller(value)
-        storage = self.storages[self.known[value.base]]
+        value, storage = self._found(value)
         dtype = PLAIN_LABELS.get(value.dtype, value.dtype)
         count = 1
         for size in value.shape:
@@ -144,6 +132,16 @@ class Translator:
         if value.offset or value.bits or count * ITEM_BYTES[dtype] != storage.bytes or not is_dense(value):
             self.refuse(f"reads a part or a permutation of {storage.label or 'a tensor'}")
         return self._plain(storage.id, dtype, value.shape)
+
+    def _found(self, value: Argument) -> tuple[View, Storage]:
+        """Find what a captured tensor lies in."""
+        if not isinstance(value, View):
+            self.refuse(f"takes {value!r:.60} where a tensor is expected")
+        if value.base in self.pending and value.base not in self.known:
+            self.refuse("uses the gradient of a parameter for more than its update")
+        if value.base not in self.known:
+            self._caller(value)
+        return value, self.storages[self.known[value.base]]
 
     def _plain(self, storage: StorageId, dtype: str, shape: tuple[int, ...]) -> View:
         at = -1

@@ -200,7 +200,7 @@ def rank_rows(graph: NodeGraph, plan: GraphPlan) -> list[dict[str, Any]]:
 
 
 def least_sent(plan: GraphPlan) -> Bytes:
-    """Add up what an epoch sends at the least with these parts: all rows in 2 bits, and none again."""
+    """Add up the fewest bytes that an epoch sends with these parts: all rows in 2 bits, and none again."""
     from tightrope_ranks.graphs.traffic import RowTraffic, uniform
 
     sizes = RowTraffic(plan, uniform(plan, 2)).sizes

@@ -82,7 +82,7 @@ def plan(graph: Any, ranks: int, options: GraphOptions | None = None, *, parts: 
         graph: as `tightrope_ranks.graphs.train` takes it.
         ranks: how many.
         options: of the training; where bits are chosen, the plan is that of the first epochs.
-        parts: rank of each node, (N,); None = METIS where ``pymetis`` is installed, else greedily.
+        parts: rank of each node, (N,); None = by METIS, which needs ``pymetis``.
 
     Returns:
         The plan, which `tightrope_ranks.judge.graphs.check_graph_plan` accepts.
