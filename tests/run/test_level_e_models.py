@@ -188,12 +188,12 @@ def test_a_model_whose_every_call_is_another_graph_is_evicted_in_the_end() -> No
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
     plain = copy.deepcopy(model)
     tightrope.compile(model, budget="256MiB", fallback="evict", progress=False)
-    for rows in range(1, 21):
+    for rows in range(1, 13):
         x = torch.randn(rows, 16)
         for one in (model, plain):
             one(x).square().mean().backward()
     assert tightrope.report(model).level == "E"
-    assert "17 calls were each another graph" in tightrope.report(model).why
+    assert "9 calls were each another graph" in tightrope.report(model).why
     assert all(
         torch.equal(one.grad, two.grad)
         for one, two in zip(model.parameters(), plain.parameters(), strict=True)

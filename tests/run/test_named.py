@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
+from benchmarks.floor import main as floor
+from benchmarks.floor.nets import case
 from benchmarks.witness.families.kernels import Unique
 from benchmarks.witness.families.plain import Complex, Table
 from tightrope.core import InfeasibleError, TightropeError
@@ -375,3 +377,11 @@ def test_an_update_at_level_e_has_what_old_gradients_left() -> None:
     named = drops_behind(accounts().charged() + (1 << 18))
     assert named
     assert not drops_behind(named + (96 << 10))  # the batch before may be alive
+
+
+def test_a_loss_outside_is_named_with_the_state_that_is_to_come() -> None:
+    one, budgets = case(823), [1 << 18]  # two forwards, a wide loss of each, gradients that stay
+    while (found := floor.train(one, budgets[-1]))[0]:
+        budgets.append(int(found[1]))
+        assert len(budgets) <= 3
+    assert budgets[-1] <= floor.unplanned(one)

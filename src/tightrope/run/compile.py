@@ -67,10 +67,6 @@ def plan_ahead(model: torch.nn.Module, example: Any) -> None:
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]
-_MAX_GRAPHS, _MAX_NEW = 64, 16
-"""Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
-
-
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
 _WRAPPED: Final = ("module", "_orig_mod")
 """Where wrappers keep the model: DistributedDataParallel and its like, and `torch.compile`."""

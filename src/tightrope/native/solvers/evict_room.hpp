@@ -36,12 +36,13 @@ class RoomMaker : public Storages {
         decision.request = need, decision.runner_up = -1, decision.first_victim = static_cast<std::int64_t>(log_first);
         decision.free_before = free_now();
         if (options_.log) decision.largest_free_before = main_.largest_free();
-        std::int32_t piece = options_.window ? evict_window(need, decision) : evict_singly(need);
+        const auto evict = [&] { return options_.window ? evict_window(need, decision) : evict_singly(need); };
+        std::int32_t piece = evict();
         // What is kept for making others again goes where there is no other way: those others stay then.
         for (Id id = kNone; piece == kNone && (id = spare_unheld()) != kNone;) {
             lose(id);
             piece = main_.fit(need, false);
-            if (piece == kNone) piece = options_.window ? evict_window(need, decision) : evict_singly(need);
+            if (piece == kNone) piece = evict();
         }
         const auto ns = since(begin) - copying_ns_;
         statistics_.search_ns += ns;

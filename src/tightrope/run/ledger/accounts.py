@@ -32,6 +32,7 @@ from tightrope.native.interface import missing
 from tightrope.price.device import CPU
 from tightrope.price.profiler import changes_of, cpu_profile, start_profile
 from tightrope.run.ledger.arenas import reclaimable, trim_all
+from tightrope.run.ledger.headroom import UnderWay
 from tightrope.run.ledger.uncounted import UncountedTensors, uncounted_bytes
 
 _MADE: "Final[dict[torch.device, Accounts]]" = {}
@@ -42,8 +43,6 @@ _SLACK: Final[Bytes] = 48 * 2**20
 """Two segments of 20 MiB in which blocks of 1 to 10 MiB lie, and four of 2 MiB for smaller ones."""
 _LEAST_MORE: Final[Bytes] = 65536
 """The least that a budget is raised by after a request was refused."""
-_FIRST: Final = 4
-"""Of a first large request of the caller's code: what comes behind it."""
 
 
 def _known(budget: Bytes) -> Bytes:
@@ -120,7 +119,7 @@ class Accounts:
         self._thread = 0
         self._own: Bytes | None = None
         self._relief: Callable[[], bool] = lambda: False
-        self._grown: Callable[[], Bytes | None] = lambda: None
+        self._step: Callable[[], UnderWay | None] = lambda: None
         if self.allocator is not None:  # only its requests are refused
             OutOfBudgetError.advise = partial(_advise)  # no method of the class
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
@@ -256,15 +255,15 @@ class Accounts:
             self._less = f"The limit is the budget of {budget}{beside}, for as long as {whose} lives."
         self.allocator.explain(self._less)
 
-    def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes | None]) -> None:
+    def watch_caller(self, relief: Callable[[], bool], step: Callable[[], UnderWay | None]) -> None:
         """Let ``relief`` make room before code of the calling thread, outside of plans, is refused memory.
 
-        ``grown`` tells what that code took so far; None = no step is under way. A refusal says what the
-        forward left, until `leave_caller`.
+        ``step`` tells of the one under way; None = there is none. A refusal says what the forward left,
+        until `leave_caller`.
         """
         self._between = True
         if self.allocator is not None and self._thread != threading.get_ident():
-            self._relief, self._grown, self._thread = relief, grown, threading.get_ident()
+            self._relief, self._step, self._thread = relief, step, threading.get_ident()
             self.allocator.relieve_with(self._relieved)
 
     def leave_caller(self) -> None:
@@ -274,7 +273,8 @@ class Accounts:
     def advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget that would have allowed a request, and as much again as the caller's code took.
 
-        A loss takes several times its first large request: see `tightrope.run.ledger.headroom`.
+        A loss takes several times its first large request: see `tightrope.run.ledger.headroom`. What an
+        earlier step took is known.
         """
         own = 0
         if self._own is not None and self._own < _UNLIMITED:
@@ -282,19 +282,18 @@ class Accounts:
         budget = own or self.budget
         if not budget:
             return "", None
-        grown = self._grown()
+        step = self._step()
         said = ""
-        if self._between and grown is not None and self._thread == threading.get_ident():
-            left = max(budget - self.hidden - self.older - charged + grown, 0)
+        if self._between and step is not None and self._thread == threading.get_ident():
+            left = max(budget - self.hidden - self.older - charged + step.grown, 0)
             said = f"{format_bytes(left)} were left for code between forward and backward. "
-        first = grown is not None and grown < asked
-        took = _FIRST * asked if first else asked + (grown or 0)
+        took = asked if step is None else step.after(asked)
         took = max(took, charged // 2 if own else 0, _LEAST_MORE)
-        allowed = max(budget, charged + asked + self.older)
+        allowed = max(budget, charged + asked + self.older + (step.coming if step is not None else 0))
         if self.enough > allowed:
             said += f"Try budget={self.enough}: by the shapes it is enough, and less may be."
             return said, self.enough
-        if grown is not None:  # of a larger budget, the plan may take as much as the step without one
+        if step is not None:  # of a larger budget, the plan may take as much as the step without one
             allowed = max((allowed, *self._likely.values()))
         found = allowed + took
         said += f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "

@@ -46,8 +46,8 @@ class CallerBytes:
         self._own += own
 
     def grown(self) -> Bytes:
-        """Growth by now."""
-        return max(self._accounts.heap() - self._start - self._own, 0)
+        """Most growth by now."""
+        return max(self._accounts.heap() - self._start - self._own, self.growth)
 
     def refused(self) -> Bytes:
         """Growth that a refused allocation would have made; 0 = none was refused."""

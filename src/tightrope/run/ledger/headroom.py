@@ -16,6 +16,8 @@ from tightrope.core import Bytes
 
 _GUESSES = (4, 2)
 """Multiples of the gradients that the outputs get. A mean of squares takes 4, a cross entropy 2."""
+_FIRST = 4
+"""Multiple of its first large request that a loss takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +69,28 @@ class Headroom:
     def observe_oom(self, size: Bytes) -> "Headroom":
         """Learn from a step that ran out when its code would have taken ``size``."""
         return replace(self, peak=max(self.peak, size))
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A step under way, as code of the caller is refused memory.
+
+    Attributes:
+        grown: most bytes that such code took so far.
+        earlier: most that it took in an earlier step that went all the way; 0 = there was none.
+        coming: bytes of the optimizer's state that is not there yet.
+    """
+
+    grown: Bytes
+    earlier: Bytes
+    coming: Bytes
+
+    def after(self, request: Bytes) -> Bytes:
+        """Return what is likely to be taken after a request that was refused.
+
+        >>> UnderWay(200, 700, 0).after(100), UnderWay(0, 0, 0).after(100), UnderWay(200, 0, 0).after(100)
+        (400, 400, 300)
+        """
+        if self.earlier > self.grown + request:
+            return self.earlier - self.grown - request
+        return _FIRST * request if self.grown < request else request + self.grown

@@ -30,6 +30,7 @@ from tightrope.run.base.status import StatusLine
 from tightrope.run.execute.running import Pending, Running
 from tightrope.run.ledger.accounts import Accounts, Observation
 from tightrope.run.ledger.caller import CallerBytes
+from tightrope.run.ledger.headroom import UnderWay
 from tightrope.run.ledger.optimizer import Foresight
 from tightrope.run.ledger.refusal import Expected
 from tightrope.run.session.captured import Captured, Rewritten
@@ -198,7 +199,7 @@ class Calls:
             pending.first, pending.before = first, before
             running.open.add(pending)
             self.waiting.add(pending)
-            self.accounts.watch_caller(_relieve, _grown)
+            self.accounts.watch_caller(_relieve, _under_way)
             return [*outputs, pending.token()]
 
     def _enter(self, args: Sequence[Any]) -> None:
@@ -415,9 +416,7 @@ class Calls:
             return False
         return True
 
-    def _backward_of_rest(
-        self, pending: Pending, number: int, tangents: list[Any], *, again: bool
-    ) -> list[Any]:
+    def _backward_of_rest(self, pending: Pending, number: int, tangents: list[Any], again: bool) -> list[Any]:
         """Plan the backward of a form of the graph from what the forward left, and run it."""
         pending.running.leave()
         turns = (Turn(0, number, True),)
@@ -430,8 +429,7 @@ class Calls:
                 if not pending.drop(self.captured[pending.turn.graph].graph):
                     raise
         try:
-            given = self.forms.inputs_of_rest(unit, pending, number)
-            given += tangents
+            given = [*self.forms.inputs_of_rest(unit, pending, number), *tangents]
             tangents.clear()
             pending.num_backwards += 1
             if not again:
@@ -482,10 +480,13 @@ class Calls:
             unit.close()
 
 
-def _grown() -> Bytes | None:
-    """The most that code of the caller took so far between the parts of the steps under way, if any is."""
-    found = [max(calls._gaps.grown(), calls._gaps.growth) for calls in _ALL if calls._gaps is not None]
-    return sum(found) if found else None
+def _under_way() -> UnderWay | None:
+    """What code of the caller took so far between the parts of the steps under way, if any is."""
+    every = [(calls, gaps) for calls in _ALL if (gaps := calls._gaps) is not None]
+    peaks = [[unit.headroom.peak for unit in calls.units.values()] for calls, _ in every]
+    coming = sum(calls.prospects.future.update().state for calls, _ in every)
+    earlier = sum(max(one, default=0) for one in peaks)
+    return UnderWay(sum(gaps.grown() for _, gaps in every), earlier, coming) if every else None
 
 
 def _freed() -> Bytes:

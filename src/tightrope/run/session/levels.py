@@ -69,8 +69,11 @@ def attempt(
     return None, reason
 
 
-_MAX_GRAPHS, _MAX_NEW = 64, 16
-"""Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
+_MAX_GRAPHS, _MAX_NEW = 64, 8
+"""Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again.
+
+Of eight random draws none is equal to another in half of the cases where there are forty to draw from.
+"""
 _NOTHING_CHECKED: Final = ("first", None)
 """What ``verify`` is where nothing is compared with other runs."""
 
