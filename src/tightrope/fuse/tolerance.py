@@ -32,10 +32,12 @@ def tolerance(dtype: torch.dtype) -> float:
 def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """Measure a difference as a part of the tolerance: up to 1 is equal within it.
 
-    NaN equals NaN, and infinities must be equal.
+    NaN equals NaN, and infinities must be equal. Of values that are all zero nothing may differ.
 
     >>> difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
     0.0
+    >>> difference(torch.tensor([1e-30]), torch.zeros(1))
+    inf
     """
     allowed = tolerance(wanted.dtype)
     if not allowed:
@@ -49,7 +51,10 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
             one, two = one.masked_fill(odd, 0), two.masked_fill(odd, 0)
         largest = max(largest, float(two.abs().max()))
         apart = max(apart, float((one.to(torch.float64) - two.to(torch.float64)).abs().max()))
-    return apart / (allowed * largest) if apart else 0.0
+    if not apart:
+        return 0.0
+    scale = allowed * largest
+    return apart / scale if scale else float("inf")
 
 
 def _blocks(one: torch.Tensor, two: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
