@@ -81,6 +81,7 @@ class Ledger:
         budget: total bytes.
         rows: who holds how many.
         least: a budget that is needed anyway.
+        dropping: the same in a loop that drops its gradients before each forward; 0 = as `least`.
         asked: the budget as the user wrote it, where that is a percentage.
         whole: bytes that 100 % stands for; 0 = the budget is in bytes.
 
@@ -93,6 +94,7 @@ class Ledger:
     budget: Bytes
     rows: tuple[Row, ...] = ()
     least: Bytes = 0
+    dropping: Bytes = 0
     asked: str = ""
     whole: Bytes = 0
 
@@ -117,7 +119,8 @@ class Ledger:
         """
         since = tuple(Since) if keeps_gradients else (Since.NOW, Since.LATER)
         run, between, update = (self._held(moment, since) for moment in When.ALWAYS)
-        return max(self.least, plan + run, between, update)
+        least = self.least if keeps_gradients else self.dropping or self.least
+        return max(least, plan + run, between, update)
 
     def _held(self, moment: When, since: tuple[Since, ...]) -> Bytes:
         return sum(row.bytes for row in self.rows if moment in row.moment and row.since in since)

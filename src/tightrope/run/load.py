@@ -46,6 +46,7 @@ from tightrope.run.execute.emit import Code, emit
 from tightrope.run.execute.prepared import Proof, part_starts
 from tightrope.run.ledger.accounts import accounts
 from tightrope.run.ledger.arenas import Arenas, trim_all
+from tightrope.run.ledger.headroom import ByLoop
 
 _MOST_THREADS: Final = 4096
 
@@ -159,7 +160,8 @@ class SavedStep:
             budget, allocator is not None, self.graph.persistent - self.graph.hidden, figures.peak,
         )  # fmt: skip
         trim_all()  # what arenas of others have free is not in the way of this step
-        self._accounts.note_enough(self, self._accounts.charged() + ledger.needed(figures.arena))
+        enough = self._accounts.charged() + ledger.needed(figures.arena)
+        self._accounts.note_enough(self, ByLoop(enough, enough))
         self._accounts.hold(self, budget, name="the loaded step")
         self._accounts.hold_back(self, self.graph.hidden)
         self._given, self.random_state = _memory(opened)

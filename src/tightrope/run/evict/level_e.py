@@ -277,7 +277,7 @@ def _size(tensor: torch.Tensor) -> Bytes:
 
 def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str) -> bool:
     """Tell whether a model that is not planned is to run at level E, and not at level 0."""
-    roomy = accounts.enough + accounts.enough // _ROOMY
+    roomy = accounts.enough.keeping + accounts.enough.keeping // _ROOMY
     return fallback == "evict" or (fallback != "replay" and not 0 < roomy <= budget)
 
 

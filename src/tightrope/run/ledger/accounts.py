@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final
 
 import torch
@@ -32,7 +32,7 @@ from tightrope.native.interface import missing
 from tightrope.price.device import CPU
 from tightrope.price.profiler import changes_of, cpu_profile, start_profile
 from tightrope.run.ledger.arenas import reclaimable, trim_all
-from tightrope.run.ledger.headroom import UnderWay
+from tightrope.run.ledger.headroom import ByLoop, UnderWay
 from tightrope.run.ledger.uncounted import UncountedTensors, uncounted_bytes
 
 _MADE: "Final[dict[torch.device, Accounts]]" = {}
@@ -125,8 +125,8 @@ class Accounts:
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._names: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
-        self._enough: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
-        self._likely: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
+        self._enough: weakref.WeakKeyDictionary[object, ByLoop] = weakref.WeakKeyDictionary()
+        self._likely: weakref.WeakKeyDictionary[object, ByLoop] = weakref.WeakKeyDictionary()
         hook = self.allocator
         self._older = UncountedTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
@@ -184,25 +184,30 @@ class Accounts:
         """Bytes held back for what kernels take behind the allocator."""
         return max(self._hidden.values(), default=0)
 
-    def note_enough(self, owner: object, budget: Bytes) -> None:
-        """Note a budget that is enough for ``owner``: one that a refusal may name while that lives."""
-        self._enough[owner] = budget
+    def note_enough(self, owner: object, budgets: ByLoop) -> None:
+        """Note budgets that are enough for ``owner``: ones that a refusal may name while that lives."""
+        self._enough[owner] = budgets
 
-    def note_likely(self, owner: object, budget: Bytes) -> None:
-        """Note about what a step of ``owner`` takes without a plan, gradients dropped before each forward."""
-        self._likely[owner] = max(budget, self._likely.get(owner, 0))
+    def note_likely(self, owner: object, budgets: ByLoop) -> None:
+        """Note about what a step of ``owner`` takes without a plan."""
+        self._likely[owner] = budgets.or_more(self._likely.get(owner, ByLoop()))
 
     @property
-    def enough(self) -> Bytes:
-        """A budget that is enough, by the shapes of what has run; 0 = none is known."""
-        return max(self._enough.values(), default=0)
+    def enough(self) -> ByLoop:
+        """Budgets that are enough, by the shapes of what has run; 0 = none is known."""
+        return reduce(ByLoop.or_more, self._enough.values(), ByLoop())
+
+    @property
+    def likely(self) -> ByLoop:
+        """About what a step takes without a plan, by the shapes; 0 = it is not known."""
+        return reduce(ByLoop.or_more, self._likely.values(), ByLoop())
 
     def to_try(self, more_than: Bytes) -> tuple[str, Bytes]:
         """Name a budget of more than so many bytes by the shapes of what has run; 0 = none is known."""
-        likely = max(self._likely.values(), default=0)
+        likely, enough = self.likely.dropping, self.enough.keeping
         if likely > more_than:
             return "a step takes about that without a plan, by the shapes", likely
-        return "by the shapes it is enough, and less may be", self.enough * (self.enough > more_than)
+        return "by the shapes it is enough, and less may be", enough * (enough > more_than)
 
     @property
     def budget(self) -> Bytes:
@@ -290,11 +295,10 @@ class Accounts:
         took = asked if step is None else step.after(asked)
         took = max(took, charged // 2 if own else 0, _LEAST_MORE)
         allowed = max(budget, charged + asked + self.older + (step.coming if step is not None else 0))
-        if self.enough > allowed:
-            said += f"Try budget={self.enough}: by the shapes it is enough, and less may be."
-            return said, self.enough
+        if (enough := self.enough.keeping) > allowed:
+            return f"{said}Try budget={enough}: by the shapes it is enough, and less may be.", enough
         if step is not None:  # of a larger budget, the plan may take as much as the step without one
-            allowed = max((allowed, *self._likely.values()))
+            allowed = max(allowed, self.likely.dropping)
         found = allowed + took
         said += f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
         return f"{said}which was not seen yet.", found

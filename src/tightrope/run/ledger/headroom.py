@@ -11,6 +11,7 @@ Gaps        The first step may run out where the budget has no room for what its
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tightrope.core import Bytes
 
@@ -69,6 +70,26 @@ class Headroom:
     def observe_oom(self, size: Bytes) -> "Headroom":
         """Learn from a step that ran out when its code would have taken ``size``."""
         return replace(self, peak=max(self.peak, size))
+
+
+class ByLoop(NamedTuple):
+    """Budgets of a step by what its loop does with gradients.
+
+    Attributes:
+        keeping: in a loop of any order, which may keep them until the next forward is over.
+        dropping: in a loop that drops them before each forward.
+    """
+
+    keeping: Bytes = 0
+    dropping: Bytes = 0
+
+    def or_more(self, other: "ByLoop") -> "ByLoop":
+        """Take the larger ones.
+
+        >>> ByLoop(3, 1).or_more(ByLoop(2, 2))
+        ByLoop(keeping=3, dropping=2)
+        """
+        return ByLoop(*map(max, zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class Expected:
         num_waiting: forwards that hold memory for a backward that did not run.
         held_first: bytes that were held when the model was planned first; None = this is the first time.
         least: a budget that is needed anyway.
+        dropping: the same in a loop that drops its gradients before each forward.
         in_pieces: whether graphs may follow that were not seen yet.
         unplanned: what the step takes without a plan, as far as it was seen; 0 = it is not to be named.
         earlier: bytes that other forwards leave for the same backward where nothing is computed again.
@@ -51,6 +52,7 @@ class Expected:
     num_waiting: int = 0
     held_first: Bytes | None = None
     least: Bytes = 0
+    dropping: Bytes = 0
     in_pieces: bool = False
     unplanned: Bytes = 0
     earlier: Bytes = 0
@@ -159,6 +161,12 @@ _STATE: Final[dict[bool, tuple[KindOfRow, str]]] = {
 }
 
 
+def if_dropping(ledger: Ledger, less: Bytes, found: Bytes) -> list[str]:
+    """Say which budget works for a loop that drops its gradients before each forward, if it is smaller."""
+    said = f"A loop that drops its gradients before each forward works with {ledger.written(less)}."
+    return [said] if less < found - CAPTURE_SLACK else []
+
+
 @dataclass(frozen=True)
 class Refusal:
     """What a plan that does not fit shares the budget with.
@@ -237,11 +245,7 @@ class Refusal:
     def _notes(self, plan: Bytes | None) -> list[str]:
         """Say what the numbers do not hold for, and where to read on."""
         found = None if plan is None else self.needed(plan)
-        notes = []
-        if plan is not None and found is not None and (less := self.dropping(plan)) < found - CAPTURE_SLACK:
-            notes.append(
-                f"A loop that drops its gradients before each forward works with {self.ledger.written(less)}."
-            )
+        notes = [] if found is None or plan is None else if_dropping(self.ledger, self.dropping(plan), found)
         if found is not None and self.in_pieces:
             notes.append(
                 "It works for all graphs of the model."

@@ -25,7 +25,7 @@ from tightrope.run.ledger.accounts import UNKNOWN, Accounts
 from tightrope.run.ledger.first_steps import MeasuredSteps
 from tightrope.run.ledger.hidden import HiddenBytes
 from tightrope.run.ledger.optimizer import Foresight
-from tightrope.run.ledger.refusal import no_percentage
+from tightrope.run.ledger.refusal import if_dropping, no_percentage
 from tightrope.run.ledger.room import HELD, RESERVE
 from tightrope.run.session.buckets import Buckets
 from tightrope.run.session.calls import Calls
@@ -322,13 +322,16 @@ class CompiledModel:
         """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
         budget = self.settings.budget
         if not isinstance(budget, int):
-            raise no_percentage(reason, self.accounts.enough, self.accounts.charged())
+            raise no_percentage(reason, self.accounts.enough.keeping, self.accounts.charged())
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
         gc.collect()  # frames of a failed capture hold what the call made
-        held, enough = self.accounts.charged(), self.accounts.enough
+        held, enough = self.accounts.charged(), self.accounts.enough.keeping
         if budget < held < enough:
-            named = self.accounts.to_try(held)[1]
-            raise Ledger(budget, (Row(HELD, held),), named).explain(Row("the step", 0), bound=held)
+            dropping = self.accounts.to_try(held)[1]
+            named = max(dropping, self.accounts.likely.keeping)
+            ledger = Ledger(budget, (Row(HELD, held),), named)
+            notes = if_dropping(ledger, dropping, named)
+            raise ledger.explain(Row("the step", 0), bound=held, notes=notes)
         self._end_planning(budget)
         wanted = wants_eviction(self.accounts, budget, self.settings.fallback)
         against = against_eviction(model, self.accounts) if wanted else ""

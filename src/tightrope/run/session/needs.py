@@ -20,6 +20,7 @@ from tightrope.run.evict.level_e import block_is_open
 from tightrope.run.execute.running import Pending
 from tightrope.run.ledger.accounts import Accounts
 from tightrope.run.ledger.arenas import trim_idle
+from tightrope.run.ledger.headroom import ByLoop
 from tightrope.run.ledger.optimizer import Foresight
 from tightrope.run.ledger.refusal import Expected, Refusal, is_for_eviction, itemised, with_loop
 from tightrope.run.ledger.room import CAPTURE_SLACK, RESERVE, Room
@@ -86,7 +87,7 @@ class Prospects:
         state, beside = self.future.update()
         most = max(sum(call.unplanned for call in calls), self.future.gradients + beside)
         self.unplanned = whole = Room(0, self._held, state).ledger().needed(most)
-        self.accounts.note_likely(self, whole)
+        self.accounts.note_likely(self, ByLoop(whole, whole))
         if not callable(self._share):
             return
         if (budget := self._share(whole)) > self.budget:
@@ -173,7 +174,8 @@ class Prospects:
             self.future.gradients + update.beside,
             num_waiting,
             self._held_first if stepped else None,
-            max(least, self.accounts.enough if more else 0),
+            max(least, self.accounts.enough.keeping if more else 0),
+            max(least, self.accounts.enough.dropping if more else 0),
             more,
             self.unplanned if num_waiting else 0,
         )
@@ -258,11 +260,15 @@ class Prospects:
             state = 0 if expected.assumed else self.future.update().state
             room = Room(self.budget, held, state, expected.update, hidden=self.accounts.hidden)
             loop = with_loop(room.ledger(), state=expected.assumed, gradients=expected.gradients)
-            self.accounts.note_enough(self, loop.needed(taken.enough))
+            dropping = loop.needed(taken.enough, keeps_gradients=False)
+            # old gradients are gone before the backward, or new ones are added to them one by one
+            one = min(expected.gradients, self.future.largest)
+            added = with_loop(room.ledger(), state=expected.assumed, gradients=one).needed(taken.enough)
+            self.accounts.note_enough(self, ByLoop(max(loop.needed(taken.forward), added), dropping))
             evicting = self.future.gradients + taken.evicting if expected.gradients else 0
             kept = taken.seen - taken.seen // _EVICTED * (taken.seen > _MANY * taken.evicting)
-            likely = loop.needed(max(kept, evicting), keeps_gradients=False)
-            self.accounts.note_likely(self, likely)
+            likely = loop.needed(max(kept, min(evicting, taken.seen)), keeps_gradients=False)
+            self.accounts.note_likely(self, ByLoop(max(likely, loop.needed(taken.forward)), likely))
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
         """Name a budget for a graph of which an op does not fit alone: that of its given order."""

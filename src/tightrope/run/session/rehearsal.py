@@ -37,11 +37,13 @@ class Rehearsed(NamedTuple):
     Attributes:
         seen: of storages that are alive at once.
         enough: with what stands for kernels, a guess at a loss, and gaps between addresses.
+        forward: the same of the call and the loss alone.
         evicting: a guess at what eviction needs at once.
     """
 
     seen: Bytes
     enough: Bytes
+    forward: Bytes
     evicting: Bytes
 
 
@@ -141,8 +143,9 @@ def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearse
     loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
     gradients = sum(round_up(one.nbytes) for one in model.parameters() if one.requires_grad)
     backward = counter.live + gradients + _BACKWARD * counter.largest
-    most = max(counter.most, loss, backward if trained else 0)
-    return Rehearsed(max(counter.peak, backward if trained else 0), most + most // _SPARE, counter.evicting)
+    forward = max(counter.most, loss)
+    most, seen = (max(size, backward if trained else 0) for size in (forward, counter.peak))
+    return Rehearsed(seen, _spread(most), _spread(forward), counter.evicting)
 
 
 def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> Rehearsed:
@@ -156,9 +159,12 @@ def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Ten
         trained = [output for output in outputs if output.requires_grad]
         sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]
         large = [size for size, output in zip(sizes, trained, strict=True) if output.dim()]
-        loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
+        forward = max(counter.most, counter.live + Headroom(sum(large), sum(sizes)).wanted)
         if trained and leaves:
             tangents = [torch.empty_like(output) for output in trained]
             torch.autograd.backward(trained, tangents, inputs=leaves)
-    most = max(counter.most, loss)
-    return Rehearsed(counter.peak, most + most // _SPARE, counter.evicting)
+    return Rehearsed(counter.peak, _spread(max(counter.most, forward)), _spread(forward), counter.evicting)
+
+
+def _spread(most: Bytes) -> Bytes:
+    return most + most // _SPARE

@@ -129,7 +129,7 @@ class Replay:
         uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
         self.external = uncounted
         if self.external > self.budget:
-            least = self._accounts.enough or FIRST_TRY * self.external
+            least = self._accounts.enough.keeping or FIRST_TRY * self.external
             ledger = Ledger(self.budget, (Row("tensors that exist", self.external),), least)
             raise ledger.explain(Row("the step", 0), bound=self.external, instead="a smaller model")
         self.phase: Phase = "warm-up" if warmup > 0 else "record"
@@ -283,7 +283,7 @@ class Replay:
 
     def _check_hidden(self) -> None:
         """Refuse a budget that a step kept to, but not together with what its kernels took."""
-        ledger = self._ledger(least=self._accounts.enough + self.hidden)
+        ledger = self._ledger(least=self._accounts.enough.keeping + self.hidden)
         if self.hidden and ledger.room() < self.charged_peak:
             raise ledger.explain(Row("the step", self.charged_peak))
 
@@ -291,7 +291,9 @@ class Replay:
         """Share the budget with what kernels take; a budget that is named has room for the runtime, too."""
         hidden = Row(HIDDEN, self._accounts.hidden, source="outside torch's allocator")
         reserve = Row("runtime reserve", RESERVE, since=Since.LATER)
-        return Ledger(self.budget, least=max(least, self._accounts.enough)).plus(*rows, hidden, reserve)
+        return Ledger(self.budget, least=max(least, self._accounts.enough.keeping)).plus(
+            *rows, hidden, reserve
+        )
 
     def _forget(self, native: Allocator) -> None:
         if self._arena_id:

@@ -407,6 +407,7 @@ class Unit:
                 summed=expected.summed,
             ),
             least=expected.least,
+            dropping=expected.dropping,
         )
         return Refusal(
             ledger,
