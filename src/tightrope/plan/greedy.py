@@ -25,6 +25,9 @@ _TIGHTER = (100, 97, 94, 90, 85)
 FAR_RULES = 2
 """Scores that are tried with recomputation from far back: those of time and bytes."""
 
+_POOR = 2
+"""A score whose set takes so many times as long as one that fits is not tried at tighter limits."""
+
 _MANY_OPS = 1_000
 """Larger graphs are content with the first limit at which a score fits: one walk takes 0.1 s at 4,500 ops."""
 
@@ -40,6 +43,7 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
     """Find the cheapest greedy set that fits ``limit``, or the one with the fewest bytes over it."""
     best: tuple[int, int, int] | None = None
     pairs: tuple[Pair, ...] = ()
+    poor: set[int] = set()
     tries = [(limit * percent // 100, rule, False) for percent, rule in product(_TIGHTER, range(NUM_RULES))]
     if solver.num_ops <= _MANY_OPS:
         tries += [(limit, rule, True) for rule in range(FAR_RULES)]
@@ -48,8 +52,11 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
         enough = fits and (far or (rule == 0 and solver.num_ops > _MANY_OPS))
         if best is not None and (watch.over or enough):
             break
+        if rule in poor and fits:
+            continue
         solver.greedy(target, rule, far=far)
         state = solver.state(limit)
+        poor |= {rule} if best is not None and fits and state.ns > _POOR * best[1] else set()
         rank = (state.excess, state.ns, state.num_pairs)
         if best is None or rank < best:
             best, pairs = rank, solver.pairs()

@@ -28,6 +28,9 @@ from tightrope.plan.schedule import expand, useful
 _ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
 """Searches and placements per planner: the greedy only has to bring a first plan early."""
 
+_PATIENT_ROUNDS: Final = 8
+"""In a graph of more ops than a few: lower targets cost less than the plan with the fewest bytes."""
+
 _THOROUGH: Final = 4.0
 """Times the effort of a placement, for the addresses of a plan that uses the whole budget and just misses."""
 _CLOSE: Final = 40
@@ -43,6 +46,11 @@ _MANY_OPS: Final = 400
 _FEW_OPS: Final = 200
 _PLACED_OPS: Final = 2_000
 """Of a graph of more ops, only the set with the smallest peak gets addresses."""
+_ROUGH_OPS: Final = 300
+"""A placed graph of more ops is searched roughly until it is known which bytes its addresses take."""
+_ROUGH, _POLISH, _CAPPED_OPS = 40, 100, 1_500
+"""Share of the moves of a rough search and of the last one, times ops; beyond so many ops it stays."""
+_POLISHES: Final = 2
 _LEAST_GAIN: Final = 300
 """A search for less than this part of the time of a step of more ops than that is not worth its own."""
 
@@ -112,8 +120,12 @@ class Job:
         low, misses = self.fits, self.budget + 1
         target = (low + self.budget) // 2 if low else self.budget
         options = replace(options, start=self.unplaced)
+        num_ops, asked, annealing = len(self.graph.ops), options, planner == "anneal"
+        patient, rough = (self.placed and annealing and num_ops > least for least in (_FEW_OPS, _ROUGH_OPS))
+        if rough:
+            options = replace(options, effort=options.effort * _share(_ROUGH, num_ops), restarts=1)
         missed: Plan | None = None
-        for _ in range(_ROUNDS.get(planner, 6)):
+        for _ in range(_PATIENT_ROUNDS if patient else _ROUNDS.get(planner, 6)):
             plan = self._attempt(planner, options, target)
             self.consider(plan)
             missed = plan if self._faster(plan) and (missed is None or _quicker(plan, missed)) else missed
@@ -121,7 +133,8 @@ class Job:
             unreached = over > 0 and _live(plan) > target
             if target == self.budget and (planner == "anneal" or not self.unplaced):
                 self.unplaced = pairs_of(self.graph, plan.schedule)
-                if planner == "anneal" and over > 0 and (self.best is None or self.least is not None):
+                nothing = self.best is None and not patient
+                if annealing and over > 0 and (nothing or self.least is not None):
                     low = self._fall_back()
                 if unreached:
                     start = self._near(target, plan)
@@ -139,9 +152,8 @@ class Job:
                 closed = closed or not self._faster(missed)
             if self.done or closed or (planner == "greedy" and over <= 0):
                 break
-            target = (
-                (low + misses) // 2 if low else target - max(over if planner == "greedy" else over // 2, 64)
-            )
+            lower = over if patient or planner == "greedy" else over // 2
+            target = (low + misses) // 2 if low else target - max(lower, 64)
             start = self._near(target, plan)
             options = replace(_later(options, len(self.graph.ops)), start=start, seed=options.seed + 101)
             if self.least is not None:  # annealing from nothing costs as much again and gained 0 to 6 %
@@ -152,6 +164,18 @@ class Job:
             options = _later(options, len(self.graph.ops))
             self._cut(options, missed)
             self._other_seeds(options, missed)
+        if rough:
+            self._polish(asked)
+
+    def _polish(self, options: Options) -> None:
+        """Search longer from the best plan, at the bytes that it holds: its addresses leave little room."""
+        effort = options.effort * _share(_POLISH, len(self.graph.ops))
+        near = replace(options, layers=False, fresh=False, effort=effort, restarts=1)
+        for number in range(_POLISHES):
+            if self.best is not None and not self.done:
+                start = pairs_of(self.graph, self.best.schedule)
+                near = replace(near, start=start, seed=options.seed + 307 * (number + 1))
+                self.consider(self._attempt("anneal", near, max(_live(self.best), self.fits)))
 
     def _attempt(self, planner: str, options: Options, target: Bytes, graph: Graph | None = None) -> Plan:
         limits = Limits(bytes=(target,))
@@ -305,13 +329,19 @@ def _quicker(plan: Plan, other: Plan) -> bool:
     return plan.forecast.ns < other.forecast.ns
 
 
+def _share(per_op: int, num_ops: int) -> float:
+    return min(1.0, per_op / min(num_ops, _CAPPED_OPS))
+
+
 def _later(options: Options, num_ops: int) -> Options:
     """Search less at the next target: the start is close to an answer, and the more so in large graphs."""
     if not options.layers:
         return options
     share = min(1.0, _MANY_OPS / num_ops)
     fresh = options.fresh and share == 1.0
-    return replace(options, layers=False, fresh=fresh, restarts=2, effort=options.effort * share)
+    return replace(
+        options, layers=False, fresh=fresh, restarts=min(2, options.restarts), effort=options.effort * share
+    )
 
 
 def label(planner: str, options: Options) -> str:

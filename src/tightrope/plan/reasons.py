@@ -109,9 +109,17 @@ class _Observer:
         self.live: dict[int, Alloc] = {}
         self.held: dict[StorageId, int] = {}
         self.gone_at: dict[StorageId, StepIndex] = {}
-        self.bytes = self.highest = self.seen = 0
-        self.at_peak: frozenset[StorageId] = frozenset()
+        self.bytes = self.highest = self.seen = self.begun = self.begun_at_peak = 0
+        self.since: dict[StorageId, int] = {}
+        self.left: set[StorageId] = set()
         self.peak_op = self.op = -1
+
+    @property
+    def at_peak(self) -> frozenset[StorageId]:
+        """Storages held at the peak: those that left since then, and those still there from before it."""
+        return frozenset(self.left).union(
+            s for s, count in self.held.items() if count and self.since[s] <= self.begun_at_peak
+        )
 
     def take(self, event: Instruction) -> None:
         match event:
@@ -132,8 +140,8 @@ class _Observer:
         self.bytes += self.executable.charged(alloc)
         self._begin(alloc.storage)
         if self.bytes > self.highest:
-            self.highest, self.peak_op = self.bytes, self.op
-            self.at_peak = frozenset(s for s, count in self.held.items() if count)
+            self.highest, self.peak_op, self.begun_at_peak = self.bytes, self.op, self.begun
+            self.left.clear()
 
     def _release(self, alloc: Alloc) -> None:
         self.bytes -= self.executable.charged(alloc)
@@ -150,6 +158,9 @@ class _Observer:
     def _begin(self, storage: StorageId) -> None:
         if storage >= 0:
             self.copies[storage] += 1
+            self.begun += 1
+            if not self.held.get(storage, 0):
+                self.since[storage] = self.begun
             self.held[storage] = self.held.get(storage, 0) + 1
             self.absent[storage] += self.seen - self.gone_at.pop(storage, self.seen)
 
@@ -158,6 +169,8 @@ class _Observer:
             self.held[storage] -= 1
             if not self.held[storage]:
                 self.gone_at[storage] = self.seen
+                if self.since[storage] <= self.begun_at_peak:
+                    self.left.add(storage)
 
 
 def _facts(graph: Graph, executable: Executable) -> _StorageFacts:
