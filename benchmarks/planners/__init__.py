@@ -12,7 +12,7 @@ from benchmarks.planners.question import Question
 
 QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "search": ("P1", "P2", "P3", "P4"),
-    "scale": ("P9", "P10"),
+    "scale": ("P9", "P10", "P13"),
     "bounds": ("P4", "P5", "P11"),
     "literature": ("P6", "table"),
     "treewidth": ("P7",),

@@ -1,4 +1,6 @@
-"""P9 and P10: large captured transformers, and time against bytes on captured nets of the zoo.
+"""P9, P10 and P13: large captured transformers, time against bytes on captured nets, seconds of large graphs.
+
+P13 times the default search on drawn steps of 1,000 to 100,000 ops; ``--quick`` leaves the largest out.
 
 P10 asks for the smallest plan of forward and backward, which ends with every gradient resident, and runs
 whole steps (forward, backward, update), which need not, at half of the peak of their eager twins.
@@ -7,6 +9,7 @@ Times of ops are estimated for one machine profile, so that every run plans the 
 """
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from benchmarks.spine.whole import whole_step
 from benchmarks.zoo import build
 from tightrope.capture.api import capture
 from tightrope.cli.machines import find_machine
-from tightrope.core import Graph, InfeasibleError, Plan
+from tightrope.core import Graph, InfeasibleError, Op, Plan, Storage
 from tightrope.lower import problems
 from tightrope.plan import smallest, solve
 from tightrope.price import price_graph
@@ -27,6 +30,8 @@ from tightrope.price import price_graph
 _NETS = ("gpt2_small_vocab", "resnet18", "unet", "vit")
 _PERCENTS = (90, 80, 70, 60, 50, 40)
 _HALVED = ("resnet18", "unet")
+_DRAWN = ((1_000, 6.0), (10_000, 30.0), (100_000, 300.0))
+"""Ops of a drawn step, and CPU-seconds that its plan may take."""
 
 
 class _Block(nn.Module):
@@ -69,6 +74,50 @@ def run(settings: Settings) -> Iterator[Row]:
             yield from _curve(name, settings)
         for name in _HALVED:
             yield _half(name, settings)
+    if settings.wants("P13"):
+        for num_ops, most in _DRAWN[: 2 if settings.quick else None]:
+            yield _seconds(num_ops, most)
+
+
+def drawn_step(num_ops: int, *, seed: int = 0) -> Graph:
+    """Draw the step of a deep net of irregular layers: each op has one that turns back what it made.
+
+    Reads are of the op before and, one time in five, of one a few ops earlier.
+    """
+    draw, half = Random(seed), num_ops // 2
+    sizes = [64 * draw.choice((1, 2, 4, 8, 16, 32, 64)) for _ in range(half)]
+    ops: list[Op] = []
+    users: list[list[int]] = [[] for _ in range(half)]
+    for at in range(half):
+        skips = [at - draw.randint(2, 6)] if at > 6 and draw.random() < 0.2 else []
+        reads = tuple(sorted({*skips, at - 1})) if at else ()
+        ops.append(Op(at, f"forward{at}", "forward", reads, (at,), ns=draw.randint(100, 2_000)))
+        for storage in reads:
+            users[storage].append(at)
+    for at in reversed(range(half)):
+        gradients = (2 * half - 1 - user for user in users[at])
+        read = tuple(sorted({at, *ops[at].reads, *gradients}))
+        ops.append(Op(len(ops), f"backward{at}", "backward", read, (len(ops),), ns=2 * ops[at].ns))
+    storages = tuple(Storage(s, sizes[min(s, 2 * half - 1 - s)]) for s in range(2 * half))
+    return Graph(tuple(ops), storages, name=f"drawn {num_ops}")
+
+
+def _seconds(num_ops: int, most: float) -> Row:
+    graph = drawn_step(num_ops)
+    budget, start = budget_of(graph, 50), cpu_seconds()
+    plan = solve(graph, budget=budget)
+    seconds = cpu_seconds(start)
+    bound = plan.certificate.ns_bound
+    return {
+        "bar": "P13",
+        "ops": num_ops,
+        "budget %": 50,
+        "tdi %": plan.forecast.tdi_percent,
+        "bound %": 100.0 * (bound - graph.base_ns) / graph.base_ns,
+        "cpu s": seconds,
+        "<= s": most,
+        "met": seconds <= most and not problems(graph, plan),
+    }
 
 
 def _priced(model: nn.Module, inputs: tuple[Any, ...]) -> Graph:
@@ -159,4 +208,4 @@ def _tdi(graph: Graph, budget: int, planner: str) -> float | None:
     return plan.forecast.tdi_percent
 
 
-QUESTION = Question(("P9", "P10"), "scale: large graphs and captured nets", run)
+QUESTION = Question(("P9", "P10", "P13"), "scale: large graphs and captured nets", run)

@@ -96,6 +96,25 @@ def test_greedy_is_the_same_in_both_languages(seed: int) -> None:
                 assert native.state(limit) == python.state(limit)
 
 
+@needs_compiler
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_of_events_are_counted_as_events_are(seed: int) -> None:
+    """Of several hundred events, the native profile notes whole blocks at once; Python never does."""
+    model = build(oracles.random_graph(seed, num_ops=300))
+    native, python, fresh = open_solver(model), open_solver(model, native=False), open_solver(model)
+    assert isinstance(native, Solver)
+    peak = native.state(0).peak
+    for percent in (95, 70, 50):
+        limit = peak * percent // 100
+        assert native.greedy(limit, 0) == python.greedy(limit, 0)
+        assert (native.pairs(), native.state(limit)) == (python.pairs(), python.state(limit))
+        native.begin(limit, seed=seed, iterations=3_000)
+        while native.run(1_000) > 0:
+            fresh.load(native.pairs())
+            assert native.state(limit) == fresh.state(limit)
+            assert native.state(peak // 2) == fresh.state(peak // 2)
+
+
 def test_the_python_greedy_gives_up_long_chains_in_time() -> None:
     solver = open_solver(build(oracles.trunk(600)), native=False)
     assert not solver.greedy(oracles.WIDE, 1, far=True)

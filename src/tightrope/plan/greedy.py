@@ -28,8 +28,9 @@ FAR_RULES = 2
 _POOR = 2
 """A score whose set takes so many times as long as one that fits is not tried at tighter limits."""
 
-_MANY_OPS = 1_000
-"""Larger graphs are content with the first limit at which a score fits: one walk takes 0.1 s at 4,500 ops."""
+_MANY_OPS, _VERY_MANY_OPS = 1_000, 20_000
+"""Larger graphs are content with the first limit at which a score fits: one walk takes 0.1 s at 4,500 ops.
+Of very many ops, only the scores of time and bytes are tried."""
 
 
 def greedy(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
@@ -44,7 +45,8 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
     best: tuple[int, int, int] | None = None
     pairs: tuple[Pair, ...] = ()
     poor: set[int] = set()
-    tries = [(limit * percent // 100, rule, False) for percent, rule in product(_TIGHTER, range(NUM_RULES))]
+    rules = range(NUM_RULES if solver.num_ops <= _VERY_MANY_OPS else FAR_RULES)
+    tries = [(limit * percent // 100, rule, False) for percent, rule in product(_TIGHTER, rules)]
     if solver.num_ops <= _MANY_OPS:
         tries += [(limit, rule, True) for rule in range(FAR_RULES)]
     for target, rule, far in tries:

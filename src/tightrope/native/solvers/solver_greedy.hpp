@@ -14,6 +14,9 @@ class Greedy : public Moves {
     bool greedy(double limit, i64 rule, bool far) {
         profile.clear();
         profile.set_limit(limit);
+        latest_.assign(profile.num_storages, -1);
+        for (const i64 s : evictable_)
+            if (!profile.read[s].empty()) latest_[s] = profile.stage_of(profile.read[s].back());
         std::vector<Pair> chain;
         for (i64 at = over_from(0); at >= 0;) {
             cheapest(at, rule, kLongest, chain);
@@ -21,7 +24,11 @@ class Greedy : public Moves {
                 cheapest(at, rule, kFarthest, chain);
                 far = !chain.empty();
             }
-            for (const Pair& p : chain) profile.add(p);
+            for (const Pair& p : chain) {
+                profile.add(p);
+                for (const i64* s = profile.again_reads.begin(p.op); s != profile.again_reads.end(p.op); ++s)
+                    latest_[*s] = std::max(latest_[*s], p.stage);
+            }
             at = over_from(chain.empty() ? at + 1 : at);
         }
         prune();
@@ -42,6 +49,8 @@ class Greedy : public Moves {
     }
 
   private:
+    std::vector<i64> latest_;  // stage of the last reader of each storage, for a quick look at what it can gain
+
     // The time from which a score is no less than `least`.
     static double enough(i64 rule, double least, double bytes, double distance) {
         switch (rule) {
@@ -67,7 +76,11 @@ class Greedy : public Moves {
         std::vector<Pair> candidate;
         chain.clear();
         double least = kInf;
+        const i64 now = profile.stage_of(at);
         for (i64 s : evictable_) {
+            const i64 op = profile.producer[s], reach = latest_[s] - now + 1;
+            if (op >= now || reach <= 0) continue;
+            if (score(rule, 1 + profile.again_ns[op], profile.size[s], static_cast<double>(reach)) >= least) continue;
             candidate.clear();
             const double score = price(s, at, rule, most, least, candidate);
             if (score < least) least = score, chain.swap(candidate);

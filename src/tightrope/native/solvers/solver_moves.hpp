@@ -64,8 +64,7 @@ class Moves {
     // First event at or after `from` over the limit, or -1.
     i64 over_from(i64 from) const {
         i64 slot = rank(profile.again_key, from);
-        i64 stage = profile.stage_from(from);
-        while (stage < profile.num_ops && profile.base[stage] <= profile.limit) ++stage;
+        const i64 stage = profile.base.first_over(profile.stage_from(from), profile.limit);
         const i64 key = stage < profile.num_ops ? profile.key(stage, stage) : profile.end_key;
         while (slot < static_cast<i64>(profile.again_key.size()) && profile.again[slot] <= profile.limit) ++slot;
         const i64 again = slot < static_cast<i64>(profile.again_key.size()) ? profile.again_key[slot] : profile.end_key;
