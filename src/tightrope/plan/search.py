@@ -30,8 +30,8 @@ from tightrope.plan.reasons import reasons
 from tightrope.plan.registry import members
 from tightrope.plan.schedule import expand, useful
 
-_QUICK_OPS: Final = 2_000
-"""Largest graph whose time is bounded without being asked to: one linear program, at most about 0.1 s."""
+_QUICK_OPS: Final = 10_000
+"""Largest graph whose time is bounded without being asked to: one linear program, about 1 s at most."""
 
 _WAITED_OPS: Final = 400
 """A loop waits for the moves of so many ops at most: on 1,635 ops all of them found nothing faster."""
