@@ -43,3 +43,17 @@ def test_a_killed_rank_and_what_it_causes_are_named_without_waiting_for_the_end_
     with pytest.raises(RankError, match=r"(?s)rank 0: ended with exit code -9; rank 1: .*Error: "):
         run_ranks(killed, 2, seconds=SLOW_END, silence=4.0)
     assert time.monotonic() - start < SLOW_END / 2
+
+
+def hangs(rank: int, num_ranks: int) -> None:
+    if rank == 0:
+        raise ValueError("no such file")
+    time.sleep(SLOW_END)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_not_waited_for_once_another_one_has_failed() -> None:
+    start = time.monotonic()
+    with pytest.raises(RankError, match=r"(?s)rank 0: ValueError: no such file.*; rank 1: said nothing"):
+        run_ranks(hangs, 2, seconds=SLOW_END, silence=2.0)
+    assert time.monotonic() - start < SLOW_END / 2

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from tightrope.core import RankError
+
+GRACE: Final = 3.0
+"""Seconds beyond ``silence`` that a rank has to report, once another one failed."""
 
 
 def run_ranks(
@@ -31,6 +34,8 @@ def run_ranks(
         arguments: picklable.
         seconds: after which all are ended.
         silence: of a peer, after which an operation of the group fails.
+
+    Once a rank has failed, the others have ``silence`` and a few seconds to report; who hangs is ended then.
 
     Raises:
         RankError: a rank raised, was killed, or did not end; names every such rank and why.
@@ -49,7 +54,8 @@ def run_ranks(
         for process in processes:
             process.start()
         found: dict[int, tuple[bool, Any]] = {}
-        deadline = time.monotonic() + seconds
+        hung: set[int] = set()
+        failed, deadline = False, time.monotonic() + seconds
         try:
             while len(found) < num_ranks and time.monotonic() < deadline:
                 ended = [rank for rank, process in enumerate(processes) if not process.is_alive()]
@@ -60,6 +66,8 @@ def run_ranks(
                     break
                 else:
                     time.sleep(0.01)
+                if not failed and ({*ended} - {*found} or not all(fine for fine, _ in found.values())):
+                    failed, deadline = True, min(deadline, time.monotonic() + silence + GRACE)
         finally:
             taken.set()
             last = time.monotonic() + 1.0
@@ -67,10 +75,13 @@ def run_ranks(
                 rest = 1.0 if len(found) == num_ranks else last - time.monotonic()
                 process.join(max(0.0, rest) if rank in found else 0.0)
                 if process.is_alive():
+                    hung |= {rank} - {*found}
                     process.kill()
                     process.join()
+    ends = {rank: f"ended with exit code {process.exitcode}" for rank, process in enumerate(processes)}
+    ends |= dict.fromkeys(hung, "said nothing and was killed")
     wrong = {
-        rank: found[rank][1] if rank in found else f"ended with exit code {processes[rank].exitcode}"
+        rank: found[rank][1] if rank in found else ends[rank]
         for rank in range(num_ranks)
         if rank not in found or not found[rank][0]
     }
