@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tightrope_ranks.compress import Link, compress_gradients
 
 _Batch = Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
-RATE: Final = 25e6
-"""Bytes per second of the link, held in user space: 200 Mbit/s."""
+LINKS: Final = {"200 Mbit/s": 25e6, "1 Gbit/s": 125e6}
+"""Bytes per second of the link, held in user space."""
 _WORDS: Final = 64
 
 
@@ -93,34 +93,66 @@ RATES: Final = {
 }
 
 
-def trained(
-    net: str, optimizer: str, seed: int, steps: int, codecs: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """Train, and return the loss on points that were not seen, seconds of a step, and what ran."""
-    torch.manual_seed(seed)
-    inner, batch = NETS[net]()
-    model: Any = DistributedDataParallel(inner, bucket_cap_mb=0.05)
-    exchange = compress_gradients(model, codecs=codecs, trials=2, link=Link(rate=RATE))
-    rate = RATES[optimizer][net]
-    made: Any = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
-    more = {} if optimizer == "adam" else {"momentum": 0.9}
-    update = made(inner.parameters(), lr=rate, **more)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(update, steps)
-    generator = torch.Generator().manual_seed(1000 * seed + distributed.get_rank())
-    for _ in range(steps):
-        x, y = batch(generator, 64)
-        update.zero_grad()
-        away: Any = functional.cross_entropy(model(x), y)
+class _Trained:
+    """A net in training, whose gradients are exchanged by some codecs; None = the default ones."""
+
+    def __init__(self, net: str, optimizer: str, seed: int, steps: int) -> None:
+        torch.manual_seed(seed)
+        self.inner, self.batch = NETS[net]()
+        self.model: Any = DistributedDataParallel(self.inner, bucket_cap_mb=0.05)
+        made: Any = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
+        more = {} if optimizer == "adam" else {"momentum": 0.9}
+        self.update = made(self.inner.parameters(), lr=RATES[optimizer][net], **more)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.update, steps)
+        self.generator = torch.Generator().manual_seed(1000 * seed + distributed.get_rank())
+        self.times: list[float] = []
+
+    def exchanging(self, codecs: tuple[str, ...] | None, link: str) -> "_Trained":
+        """Let planned messages exchange its gradients."""
+        self.exchange = compress_gradients(self.model, codecs=codecs, trials=2, link=Link(rate=LINKS[link]))
+        return self
+
+    def step(self) -> None:
+        """Train on 64 points, and note the seconds of forward and backward."""
+        x, y = self.batch(self.generator, 64)
+        self.update.zero_grad()
+        distributed.barrier()
+        begun = time.perf_counter()
+        away: Any = functional.cross_entropy(self.model(x), y)
         away.backward()
-        update.step()
-        schedule.step()
-    exchange.close()
-    x, y = batch(torch.Generator().manual_seed(999), 4096)
-    with torch.no_grad():
-        loss = float(functional.cross_entropy(inner(x), y))
-    last = list(exchange.seconds)[-steps // 4 :]
-    ran = sorted({row[2] for row in exchange.log})
-    return {"loss": loss, "ms": 1e3 * median(last), "codecs": ran, "trying": exchange.trying}
+        self.times.append(time.perf_counter() - begun)
+        self.update.step()
+        self.schedule.step()
+
+    def loss(self) -> float:
+        """Tell the loss on points that were not seen, and end."""
+        self.exchange.close()
+        x, y = self.batch(torch.Generator().manual_seed(999), 4096)
+        with torch.no_grad():
+            return float(functional.cross_entropy(self.inner(x), y))
+
+
+def trained(net: str, optimizer: str, seed: int, steps: int, link: str) -> dict[str, Any]:
+    """Train without codecs and with the default ones, step by step in turns, and tell losses and times.
+
+    ``slower`` is the median of the last quarter's steps, each over the one of the other net that was next.
+    """
+    given = (net, optimizer, seed, steps)
+    plain, ours = (_Trained(*given).exchanging(one, link) for one in (("none",), None))
+    for number in range(steps):
+        for one in (plain, ours) if number % 2 else (ours, plain):
+            one.step()
+    last = [b / a for a, b in zip(plain.times, ours.times, strict=True)][-steps // 4 :]
+    ran, trying = ours.exchange.plan, ours.exchange.trying
+    codecs = sorted({message.codec for message in ran.messages}) if ran is not None else []
+    return {
+        "plain": plain.loss(),
+        "ours": ours.loss(),
+        "ms": [1e3 * median(one.times[-steps // 4 :]) for one in (plain, ours)],
+        "slower": median(last) - 1,
+        "codecs": codecs,
+        "trying": trying,
+    }
 
 
 def main() -> None:
@@ -131,6 +163,7 @@ def main() -> None:
     parser.add_argument("--meet", required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default=",".join(f"{net}.{one}" for net in NETS for one in RATES))
+    parser.add_argument("--links", default=",".join(LINKS))
     given = parser.parse_args()
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -140,10 +173,11 @@ def main() -> None:
     for pair in given.only.split(","):
         net, optimizer = pair.split(".")
         for seed in range(given.seeds):
-            plain, ours = (trained(net, optimizer, seed, given.num, one) for one in (("none",), None))
-            found.append({"pair": pair, "seed": seed, "plain": plain, "ours": ours})
-            if given.rank == 0:
-                print(json.dumps(found[-1]), flush=True)
+            for link in given.links.split(","):
+                both = trained(net, optimizer, seed, given.num, link)
+                found.append({"pair": pair, "seed": seed, "link": link, **both})
+                if given.rank == 0:
+                    print(json.dumps(found[-1]), flush=True)
     if given.rank == 0:
         print(json.dumps({"rows": found, "seconds": time.perf_counter() - start}))
     distributed.barrier()

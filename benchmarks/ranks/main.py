@@ -35,13 +35,13 @@ BARS: dict[str, Callable[[bool], list[Row]]] = {
     "P6": forms.gathers,
 }
 BARS |= {"E1": told.rows_many, "E2": told.rows_bytes, "E3": told.rows_models, "E4": published.rows_published}
-BARS |= {"S1": divided.rows, "B4": outside.rows, "B7": titan.rows}
+BARS |= {"S1": divided.rows, "B4": outside.rows, "B4all": outside.rows_all, "B7": titan.rows}
 BARS |= {"B2": published.rows_published, "B5": compress_ranks.c8, "B6": fabric_calls.r6}
 BARS |= {"X2": gpt.rows_limit, "X3": gpt.rows_killed}
 BARS |= {name: timed_row(name) for name in ("P2", "P7", "P8")}
 """Bars by name; the argument says whether to be quick."""
-ELSEWHERE: Final = ("B2", "B5", "B6")
-"""Bars that others run, too: E4, C8 of ``compress`` and R6 of ``fabric``."""
+ELSEWHERE: Final = ("B2", "B4all", "B5", "B6")
+"""Bars that others run, too, or parts of: E4, C8 of ``compress`` and R6 of ``fabric``."""
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

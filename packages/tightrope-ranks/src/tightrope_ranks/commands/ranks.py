@@ -251,6 +251,7 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
         "estimated_seconds": plan.ns / 1e9,
         "bound_seconds": plan.ns_bound / 1e9,
         "peak_bytes": max(one.peak for one in found.takes),
+        "reserved_bytes": found.reserved or None,
         "layer_names": list(found.names),
         "shared_parameters": list(found.shared),
         "per_rank": [
@@ -302,6 +303,11 @@ def _print(found: "RanksEstimate") -> None:
         f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
         f"{format_time(plan.ns_bound)}",
     )
+    if found.reserved:
+        said = (
+            f"where torch's own engines run it, torch's CUDA allocator keeps {format_bytes(found.reserved)}"
+        )
+        lines = (*lines, f"{said} on the fullest rank")
     for line in lines:
         target.print(line, markup=False)
     cells = [

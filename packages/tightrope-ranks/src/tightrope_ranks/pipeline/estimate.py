@@ -35,6 +35,7 @@ from tightrope_ranks.pipeline.layouts import (
 )
 from tightrope_ranks.pipeline.measure import shape_layers, trained_bytes
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision, precision_of
+from tightrope_ranks.pipeline.reserved import reserved
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.segments import Segments, notes_on, segment_costs
 from tightrope_ranks.pipeline.together import LayerInside
@@ -91,6 +92,8 @@ class RanksEstimate:
         notes: on what is not as one would think.
         batch: shape of a micro-batch, its first tensor.
         computes: type that layers compute in, by torch's names.
+        reserved: most bytes that torch's allocator keeps on a rank where torch's own engines run the plan;
+            0 = not told, see `tightrope_ranks.pipeline.reserved`.
     """
 
     ranks: int
@@ -104,6 +107,7 @@ class RanksEstimate:
     notes: tuple[str, ...] = ()
     batch: tuple[int, ...] = ()
     computes: str = ""
+    reserved: Bytes = 0
 
 
 def is_sequence(model: object) -> bool:
@@ -246,8 +250,9 @@ def estimate_ranks(
     tried = tuple(search.tried) if search.few else search.once()
     batch = next((tuple(one.shape) for one in tensors_in((example, kwargs))), ())
     computes = _computes(model, policy)
+    told = reserved(search, layout, plan)
     return RanksEstimate(
-        ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes, batch, computes
+        ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes, batch, computes, told
     )
 
 

@@ -128,13 +128,18 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """Keeps input, weight and a number per row, and moves what the fused kernel moves; never run backward."""
+    """Keeps input, weight and a number per row, and moves and makes what the fused kernels do."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, num: int) -> torch.Tensor:
         rows = torch.empty(*input.shape[: input.dim() - num], *[1] * num, dtype=torch.float32)
         ctx.save_for_backward(input, weight, rows)
         return input.neg() if weight is None else input.mul(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, weight, _ = ctx.saved_tensors
+        return gradients[0].neg().to(input.dtype), None if weight is None else weight.neg(), None
 
 
 _OURS: Final[dict[Any, Any]] = {

@@ -25,6 +25,7 @@ from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, round_up
 from tightrope.native.hook.allocator import allocator
 from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
+from tightrope_ranks.pipeline.pool import RunSeen
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
 from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
 from tightrope_ranks.pipeline.together import InsideSeen, LayerInside
@@ -256,7 +257,7 @@ def _shaped(
     twins = {name: twin(one, target.fake, target.precision.computed(one)) for name, one in named.items()}
     kept: dict[int, Bytes] = {}
     made: set[int] = set()  # storages; others are the model's own
-    seconds, largest = 0.0, _size(given)
+    seconds, largest, run = 0.0, _size(given), RunSeen((given, *twins.values()))
 
     def see(op: Any, args: Any, result: Any) -> None:
         nonlocal seconds, largest
@@ -264,6 +265,7 @@ def _shaped(
         seconds += taken
         target.inside.see(op, args, taken)
         made.update(map(storage_key, tensors_in(result)))
+        run.see(tensors_in(result))
         largest = max([largest, *map(_size, tensors_in(result))])
         if is_unpriced(op):
             target.unpriced.add(str(op))
@@ -280,6 +282,7 @@ def _shaped(
     work = 2 * largest + trained_bytes(layer, target.precision)
     back = ns if output.requires_grad or target.alone else 0
     more = target.inside.backward_more_ns if back else 0
+    target.inside.run = run.ran(output)
     return StageCost(ns, back + more, back, _size(given), _size(output), saved, saved, work), output
 
 

@@ -139,14 +139,19 @@ def _again(found: "RanksEstimate") -> dict[str, Any]:
     again = found.layout.again
     if not again:
         return {"mode": "none"}
-    stages = [sum(map(_is_layer, found.names[a:b])) for take in found.takes for a, b in take.layers]
+    stages = [sum(map(is_layer, found.names[a:b])) for take in found.takes for a, b in take.layers]
     every = max(1, sum(stages) // again)
     while every > 1 and sum(number // every for number in stages) < again:
         every -= 1
     return {"mode": "full"} if every == 1 else {"mode": "selective", "selective_ac_option": str(every)}
 
 
-def _is_layer(name: str) -> bool:
+def is_layer(name: str) -> bool:
+    """Tell whether a part of a model is one of its list of layers.
+
+    >>> is_layer("model.layers.3"), is_layer("before model.layers")
+    (True, False)
+    """
     return _LAYER.fullmatch(name.removeprefix("layer ")) is not None
 
 

@@ -25,6 +25,7 @@ from tightrope.capture._eager import tensors_in
 from tightrope.core import DeviceLink, Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds
 from tightrope_ranks.pipeline.inside import ring_ns
+from tightrope_ranks.pipeline.pool import LayerRun
 from tightrope_ranks.pipeline.prices import is_attention
 from tightrope_ranks.values.ranks import StageCost
 
@@ -42,6 +43,7 @@ class LayerInside:
         keys: bytes of the keys and values of it.
         unfused: whether attention of several ops was seen.
         shapes: of parameters of two dimensions or more.
+        run: what it allocates and frees, in order; None = not told.
     """
 
     flat: Bytes = 0
@@ -50,6 +52,7 @@ class LayerInside:
     keys: Bytes = 0
     unfused: bool = False
     shapes: frozenset[tuple[int, ...]] = frozenset()
+    run: LayerRun | None = None
 
     @property
     def num_parts(self) -> int:
@@ -63,6 +66,7 @@ class InsideSeen:
     def __init__(self) -> None:
         self.heads: set[int] = set()
         self.seconds, self.keys, self.unfused = 0.0, 0, False
+        self.run: LayerRun | None = None
 
     def see(self, op: Any, given: Any, seconds: float) -> None:
         """Note an op, its arguments and its time."""
@@ -85,7 +89,8 @@ class InsideSeen:
         flat = sum(size for one, size in pairs if one.dim() < 2)
         shapes = frozenset(tuple(one.shape) for one, _ in pairs if one.dim() > 1)
         ns = math.ceil(1e9 * self.seconds)
-        return LayerInside(flat, tuple(sorted(self.heads)), ns, self.keys, self.unfused, shapes)
+        heads = tuple(sorted(self.heads))
+        return LayerInside(flat, heads, ns, self.keys, self.unfused, shapes, self.run)
 
 
 def grouped(machine: Machine, size: int) -> Machine:
