@@ -12,8 +12,8 @@ Guarantee   None of its numbers is fitted. Where a layer's backward cannot be to
             figure.
 Complexity  Allocations of two steps.
 Gaps        CUDA's context and NCCL's own buffers are not torch's, and are left out. So are the work space of
-            kernels, temporaries of the update, and halves of divided backwards. Tensors of a divided layer are taken
-            to be divided, all but gathered rows.
+            kernels, temporaries of the update, and halves of divided backwards. Tensors of a divided layer are
+            taken to be divided, all but gathered rows.
 """
 
 from collections.abc import Sequence
