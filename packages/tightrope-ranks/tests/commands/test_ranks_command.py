@@ -47,6 +47,28 @@ class Net(torch.nn.Module):
 def net():
     return Net(), {"x": torch.zeros(32, 8), "scale": torch.ones(())}
 """
+EXPERTS = """
+import torch
+import torch.nn.functional as F
+
+
+class Mixture(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.up = torch.nn.Linear(64, 4), torch.nn.Parameter(torch.empty(4, 64, 64))
+
+    def forward(self, x):
+        chosen = self.router(x).argmax(-1)
+        order = chosen.argsort()
+        ends = torch.histc(chosen.float(), 4, 0, 3).cumsum(0).int()
+        return x.index_add(0, order, F.grouped_mm(x[order], self.up, offs=ends))
+
+
+def experts():
+    with torch.device("meta"):
+        layers = [Mixture().bfloat16() for _ in range(4)]
+    return torch.nn.Sequential(*layers), torch.zeros(32, 64, dtype=torch.bfloat16)
+"""
 CLUSTER = """
 name = "small"
 devices = 4
@@ -61,6 +83,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
     """A file with layers, and the options that name a cluster of four."""
     folder: Path = tmp_path_factory.mktemp("ranks")
     (folder / "layers.py").write_text(LAYERS)
+    (folder / "mixture.py").write_text(EXPERTS)
     (folder / "small.toml").write_text(CLUSTER)
     return f"{folder}/layers.py", ["--machine", str(folder / "small.toml"), "--ranks"]
 
@@ -213,3 +236,19 @@ def test_help_shows_examples_that_are_parsed(here: tuple[str, list[str]], tmp_pa
     for words in lines:
         done = run(*(given.get(word, word) for word in words))
         assert done.code == 0, done.err
+
+
+def test_experts_are_divided_among_replicas_and_said(here: tuple[str, list[str]], tmp_path: Path) -> None:
+    file, on = here
+    mixture = file.replace("layers.py", "mixture.py")
+    given = ("ranks", f"{mixture}:experts", *on, "4", "--pipeline", "1", "--expert")
+    done = run(*given, "4", "--sharded", "--json", "--torchtitan", str(tmp_path / "run.toml"))
+    assert "expert_parallel_degree = 4" in (tmp_path / "run.toml").read_text()
+    found = json.loads(done.out)
+    told = found["experts"]
+    assert (found["expert_ranks"], told["ways"], told["parameters"]) == (4, 4, 4 * 2 * 64 * 64)
+    assert (told["rows"], told["worst"]) == (2 * 32 * 64, 4 * 2 * 32 * 64)
+    said = run(*given, "2").out
+    assert "experts over 2 ranks: 64.0 KiB of parameters per rank" in said.replace("\n", " ")
+    assert "not divide 4 experts and 4 ranks" in run(*given, "3").err
+    assert "--expert few: give a number" in run(*given, "few").err

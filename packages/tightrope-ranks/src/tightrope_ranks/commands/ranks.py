@@ -1,7 +1,7 @@
 """The command ``ranks``: layout, schedule, bytes and time per rank, without running anything."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,6 +17,7 @@ from tightrope.core.writing import write_whole
 
 if TYPE_CHECKING:
     from tightrope_ranks.pipeline.estimate import RanksEstimate
+    from tightrope_ranks.pipeline.experts import ExpertsTold
 
 _EXAMPLES: Final = """\b
 Examples:
@@ -55,6 +56,7 @@ class AskedRanks:
     tensor: int | None = 1
     context: int | None = 1
     torchtitan: Path | None = None
+    expert: int | None = 1
 
 
 def register(app: typer.Typer) -> None:
@@ -88,6 +90,9 @@ def ranks(
     ] = "1",
     context: Annotated[
         str, typer.Option(help="Ranks that divide the sequence, as 2; any: what is fastest.")
+    ] = "1",
+    expert: Annotated[
+        str, typer.Option(help="Ranks that divide experts, of the replicas, as 8; any: what is fastest.")
     ] = "1",
     micro_batches: Annotated[
         int | None, typer.Option(min=1, max=2**20, help="Of a step, over all replicas.")
@@ -124,6 +129,7 @@ def ranks(
         precision,
         *inner,
         torchtitan,
+        _ways("expert", expert),
     )
     answer_ranks(asked, json=json)
 
@@ -218,6 +224,7 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
             pipeline=asked.pipeline,
             tensor=asked.tensor,
             context=asked.context,
+            expert=asked.expert,
             micro_batches=asked.micro_batches,
             optimizer_states=STATES[optimizer],
             precision=policy,
@@ -241,6 +248,8 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
         "replicas": layout.replicas,
         "tensor_ranks": layout.tensor,
         "context_ranks": layout.context,
+        "expert_ranks": layout.expert,
+        "experts": None if found.experts is None else asdict(found.experts),
         "sharded": plan.work.sharded or layout.by_layer,
         "gathered_by_layer": layout.by_layer,
         "layers_computed_again": layout.again,
@@ -274,6 +283,7 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
                 "replicas": one.layout.replicas,
                 "tensor_ranks": one.layout.tensor,
                 "context_ranks": one.layout.context,
+                "expert_ranks": one.layout.expert,
                 "micro_batches_per_replica": one.layout.micro_batches,
                 "fits": one.ns is not None,
                 "estimated_seconds": None if one.ns is None else one.ns / 1e9,
@@ -303,6 +313,8 @@ def _print(found: "RanksEstimate") -> None:
         f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
         f"{format_time(plan.ns_bound)}",
     )
+    if found.experts is not None:
+        lines = (*lines, _experts_said(found.experts))
     if found.reserved:
         said = (
             f"where torch's own engines run it, torch's CUDA allocator keeps {format_bytes(found.reserved)}"
@@ -327,7 +339,8 @@ def _print(found: "RanksEstimate") -> None:
     show.rows(target, heads, cells)
     tried = [
         (
-            " x ".join(str(number) for number in one.layout.sizes),
+            " x ".join(str(number) for number in one.layout.sizes)
+            + (f", experts over {one.layout.expert}" if one.layout.expert > 1 else ""),
             "no" if one.ns is None else format_time(one.ns),
             "" if one.peak is None else format_bytes(one.peak),
             one.said,
@@ -343,6 +356,14 @@ def _print(found: "RanksEstimate") -> None:
         )
     for line in (*found.notes, NOTE):
         target.print(line, markup=False)
+
+
+def _experts_said(told: "ExpertsTold") -> str:
+    worst = f"{format_bytes(told.worst)} at worst, when a rank takes {format_bytes(told.more)} more"
+    return (
+        f"experts over {told.ways} ranks: {format_bytes(told.parameters)} of parameters per rank; a layer's "
+        f"experts get {format_bytes(told.rows)} of rows per micro-batch, {worst}"
+    )
 
 
 def _named(names: Sequence[str], ranges: Sequence[tuple[int, int]]) -> str:

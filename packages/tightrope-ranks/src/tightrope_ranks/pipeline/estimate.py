@@ -25,6 +25,7 @@ from tightrope.core import Machine, TightropeError, parse_bytes
 from tightrope.core.units import Bytes, Nanoseconds, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.emit import emitted
+from tightrope_ranks.pipeline.experts import ExpertsTold, check_experts, experts_told
 from tightrope_ranks.pipeline.layouts import (
     LayoutSearch,
     LayoutTried,
@@ -94,6 +95,7 @@ class RanksEstimate:
         computes: type that layers compute in, by torch's names.
         reserved: most bytes that torch's allocator keeps on a rank where torch's own engines run the plan;
             0 = not told, see `tightrope_ranks.pipeline.reserved`.
+        experts: what those of a rank take; None = the model has none.
     """
 
     ranks: int
@@ -108,6 +110,7 @@ class RanksEstimate:
     batch: tuple[int, ...] = ()
     computes: str = ""
     reserved: Bytes = 0
+    experts: ExpertsTold | None = None
 
 
 def is_sequence(model: object) -> bool:
@@ -188,6 +191,7 @@ def estimate_ranks(
     pipeline: int | None = None,
     tensor: int | None = 1,
     context: int | None = 1,
+    expert: int | None = 1,
     micro_batches: int | None = None,
     optimizer_states: float = 0.0,
     precision: str | Precision = "model",
@@ -208,6 +212,8 @@ def estimate_ranks(
         pipeline: ranks that stages live on; None = what is fastest.
         tensor: ranks that divide every layer, neighbours; None = what is fastest within a node.
         context: ranks that divide the sequence of attention; None = what is fastest.
+        expert: ranks that divide the experts of a layer, of those that hold the same other parameters; None
+            = what is fastest.
         micro_batches: of a step, over all replicas; None = twice the ranks.
         optimizer_states: how many states the optimizer keeps per parameter: 2 for Adam.
         precision: types that layers compute in and of what is held: ``model`` (as it is), ``fp32``, ``bf16``
@@ -237,9 +243,11 @@ def estimate_ranks(
     policy = precision_of(precision)
     cut = cut_model(model, example, kwargs, machine, states=optimizer_states, precision=policy)
     options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
-    search = LayoutSearch(cut, machine, limit, sharded, options, balance=not is_sequence(model))
+    check_experts(cut.inside, ranks, expert)
+    balance = not is_sequence(model)
+    search = LayoutSearch(cut, machine, limit, sharded, options, balance=balance, expert=expert)
     ways = _ways(search, ranks, tensor, context)
-    search.few = len(ways) == 1
+    search.few = len(ways) == 1 and expert is not None
     _search(search, layouts(ranks, len(cut.costs), count, pipeline, ways), progress)
     if search.best is None:
         raise search.refusal(ranks)
@@ -251,8 +259,21 @@ def estimate_ranks(
     batch = next((tuple(one.shape) for one in tensors_in((example, kwargs))), ())
     computes = _computes(model, policy)
     told = reserved(search, layout, plan)
+    experts = experts_told(search.on_a_rank(layout)[0], layout, plan, cuts)
     return RanksEstimate(
-        ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes, batch, computes, told
+        ranks,
+        limit,
+        layout,
+        plan,
+        takes,
+        tried,
+        cut.names,
+        cut.shared,
+        cut.notes,
+        batch,
+        computes,
+        told,
+        experts,
     )
 
 

@@ -62,8 +62,28 @@ def computed_again(costs: Sequence[StageCost], count: int) -> tuple[StageCost, .
     return tuple(found)
 
 
+def shared_ring_ns(
+    link: DeviceLink, size: Bytes, replicas: int, *, rounds: int, share: float = 0.0, ways: int = 1
+) -> Nanoseconds:
+    """Time rings over replicas, where a share of the bytes is in rings of every so many of them alone.
+
+    >>> link = DeviceLink("link", bandwidth=1e9)
+    >>> [shared_ring_ns(link, 4000, 4, rounds=1, share=one, ways=4) for one in (0.0, 0.5, 1.0)]
+    [3000, 1500, 0]
+    """
+    part = round(size * share)
+    return ring_ns(link, size - part, replicas, rounds=rounds) + ring_ns(
+        link, part, replicas // ways, rounds=rounds
+    )
+
+
 def divided(
-    costs: Sequence[StageCost], link: DeviceLink, replicas: int, trained: Sequence[Bytes]
+    costs: Sequence[StageCost],
+    link: DeviceLink,
+    replicas: int,
+    trained: Sequence[Bytes],
+    shares: Sequence[float] = (),
+    ways: int = 1,
 ) -> tuple[StageCost, ...]:
     """Divide parameters, gradients and state of every layer among replicas, layer by layer.
 
@@ -72,16 +92,18 @@ def divided(
         link: that the replicas exchange over.
         replicas: how many.
         trained: bytes of gradients per layer.
+        shares: of the parameters of each layer, those of experts; empty = none.
+        ways: ranks that divide experts, of the replicas.
 
     >>> layer = StageCost(forward=5, backward=6, weight=4, parameters=4000, state=8000)
     >>> divided((layer,), DeviceLink("link", bandwidth=1e12), 4, (4000,))[0].parameters
     1000
     """
     found = []
-    for one, gradients in zip(costs, trained, strict=True):
-        gather = ring_ns(link, one.parameters, replicas, rounds=1)
+    for one, gradients, share in zip(costs, trained, shares or [0.0] * len(costs), strict=True):
+        gather = shared_ring_ns(link, one.parameters, replicas, rounds=1, share=share, ways=ways)
         summed = one.whole_gradients if gradients else 0
-        reduce = ring_ns(link, summed, replicas, rounds=1)
+        reduce = shared_ring_ns(link, summed, replicas, rounds=1, share=share, ways=ways)
         found.append(
             msgspec.structs.replace(
                 one,

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
-
 from tightrope.core import InfeasibleError, Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes, format_time
 from tightrope_ranks.pipeline.bounds import bound
-from tightrope_ranks.pipeline.inside import computed_again, divided, num_keeping, ring_ns
+from tightrope_ranks.pipeline.experts import expert_shares, expert_ways, shared_experts
+from tightrope_ranks.pipeline.inside import computed_again, divided, num_keeping
+from tightrope_ranks.pipeline.replicas import exchanged
 from tightrope_ranks.pipeline.search import (
     PipelineOptions,
     PipelineTask,
@@ -41,7 +41,7 @@ from tightrope_ranks.pipeline.together import (
     shared_tensors,
     slowest_within,
 )
-from tightrope_ranks.values.ranks import JointPlan, StageCost
+from tightrope_ranks.values.ranks import JointPlan
 
 WIDEST: Final = 16_384
 """Pipeline ranks times micro-batches of one replica that are tried."""
@@ -63,6 +63,7 @@ class RankLayout:
         by_layer: whether divided parameters are gathered layer by layer, whenever a layer runs, and not once
             per step and stage.
         tensor: T, ranks that divide every layer.
+        expert: X, ranks that divide experts, of those that hold the same other parameters.
         context: C, ranks that divide the sequence. Rank p of the pipeline is devices p R C T to
             (p + 1) R C T - 1; ranks of one tensor group are neighbours, then those of one sequence.
     """
@@ -74,6 +75,7 @@ class RankLayout:
     by_layer: bool = False
     tensor: int = 1
     context: int = 1
+    expert: int = 1
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -169,36 +171,6 @@ def _inner_said(ranks: int, ways: Sequence[tuple[int, int]]) -> str:
     return f", and tensor={tensor} and context={context} whose product divides {ranks}"
 
 
-def exchanged(
-    costs: Sequence[StageCost],
-    machine: Machine,
-    layout: RankLayout,
-    *,
-    sharded: bool,
-    trained: Sequence[Bytes] | None = None,
-) -> tuple[StageCost, ...]:
-    """Add what replicas exchange: per layer a ring over the slowest link that one of their groups spans.
-
-    Gradients are those of ``trained`` bytes per layer; None = of all parameters.
-    """
-    if trained is None:
-        trained = [cost.parameters for cost in costs]
-    size = layout.alike
-    if size == 1:
-        return tuple(costs)
-    link, rounds = ring_within(machine, size, layout.pipeline), 1 if sharded else 2
-    return tuple(
-        msgspec.structs.replace(
-            cost,
-            gather=ring_ns(link, cost.parameters, size, rounds=1) if sharded else 0,
-            reduce=ring_ns(
-                link, cost.whole_gradients if sharded and gradients else gradients, size, rounds=rounds
-            ),
-        )
-        for cost, gradients in zip(costs, trained, strict=True)
-    )
-
-
 def by_published(options: PipelineOptions) -> PipelineOptions:
     """Leave only what is tried at once, published orders, of what a search may do."""
     return replace(
@@ -223,6 +195,7 @@ def layout_said(layout: RankLayout) -> str:
         layout.context > 1
     )
     more = f", of {' and '.join(inner)} ranks each" if inner else ""
+    more += f", experts divided among {layout.expert}" if layout.expert > 1 else ""
     return f"a pipeline of {layout.pipeline} and {layout.replicas} replicas{more}"
 
 
@@ -240,6 +213,9 @@ def _divided(cut: Segments, machine: Machine, tensor: int, context: int) -> tupl
         check_sequence(cut.names, inside, context)
         link = slowest_within(groups, context)
         costs = shared_sequence(costs, inside, trained, link, context)
+        inside = tuple(
+            replace(one, experts=one.experts and one.experts.divided(1, context)) for one in inside
+        )
     return replace(cut, costs=costs, inside=inside, trained=trained), groups
 
 
@@ -261,8 +237,9 @@ class LayoutSearch:
         options: PipelineOptions,
         *,
         balance: bool,
+        expert: int | None = 1,
     ) -> None:
-        self.balance = balance
+        self.balance, self.expert = balance, expert
         self.cut, self.machine, self.limit = cut, machine, limit
         self.sharded, self.options, self.again = sharded, options, options.again
         self.tried: list[LayoutTried] = []
@@ -307,7 +284,8 @@ class LayoutSearch:
 
     def _ways(self, layout: RankLayout) -> list[RankLayout]:
         ways = (True, False) if self.sharded and layout.alike > 1 else (False,)
-        return [replace(layout, by_layer=way) for way in ways]
+        experts = expert_ways(self.cut.inside, layout.alike, self.expert, layout.context)
+        return [replace(layout, by_layer=way, expert=one) for one in experts for way in ways]
 
     def _promised(self, layout: RankLayout) -> tuple[bool, Nanoseconds, bool, RankLayout]:
         task, ranks = self._task(layout), layout.pipeline
@@ -368,7 +346,7 @@ class LayoutSearch:
         """Return what was found for every layout, once."""
         found: dict[tuple[object, ...], LayoutTried] = {}
         for one in self.tried:
-            key = (one.layout.sizes, one.layout.by_layer)
+            key = (one.layout.sizes, one.layout.by_layer, one.layout.expert)
             if key not in found or (one.ns or 1 << 62) < (found[key].ns or 1 << 62):
                 found[key] = one
         return tuple(found.values())
@@ -434,15 +412,17 @@ class LayoutSearch:
             return error
 
     def _task(self, layout: RankLayout) -> PipelineTask:
-        cut, machine = self.inside(layout.tensor, layout.context)
+        cut, machine, shares = self.on_a_rank(layout)
         costs = cut.costs
         if layout.again:
             costs = computed_again(costs, layout.again)
         if layout.by_layer:
             link = ring_within(machine, layout.alike, layout.pipeline)
-            costs = divided(costs, link, layout.alike, cut.trained)
+            costs = divided(costs, link, layout.alike, cut.trained, shares, layout.expert)
         else:
-            costs = exchanged(costs, machine, layout, sharded=self.sharded, trained=cut.trained)
+            costs = exchanged(
+                costs, machine, layout, sharded=self.sharded, trained=cut.trained, shares=shares
+            )
         return PipelineTask(
             costs,
             machine,
@@ -464,6 +444,22 @@ class LayoutSearch:
             self._divided[tensor, context] = _divided(self.cut, self.machine, tensor, context)
         return self._divided[tensor, context]
 
+    def on_a_rank(self, layout: RankLayout) -> tuple[Segments, Machine, list[float]]:
+        """Return the layers of one rank, the machine of such groups, and which share of each are experts."""
+        cut, machine = self.inside(layout.tensor, layout.context)
+        ways, inside = layout.expert, cut.inside
+        if ways == 1:
+            return cut, machine, []
+        link = slowest_within(machine, ways, layout.pipeline * layout.alike // ways)
+        sharded = self.sharded and layout.alike > 1
+        costs = shared_experts(cut.costs, inside, cut.trained, link, ways, sharded=sharded)
+        shares = expert_shares(inside, cut.costs, ways)
+        trained = (
+            size * b.parameters // (a.parameters or 1)
+            for size, a, b in zip(cut.trained, cut.costs, costs, strict=True)
+        )
+        return replace(cut, costs=costs, trained=tuple(trained)), machine, shares
+
     def cuts(self, layout: RankLayout, plan: JointPlan) -> tuple[int, ...]:
         """Say where the stages of a plan begin, and the number of layers."""
         task, owners = self._task(layout), plan.work.owners
@@ -475,6 +471,8 @@ class LayoutSearch:
 
     def refusal(self, ranks: int) -> TightropeError:
         """Say what is too little, and the smallest that was found."""
+        if not self.tried:
+            return TightropeError(f"expert={self.expert} divides no group of replicas: give another number.")
         found = [(one.peak, one.layout) for one in self.tried if one.peak is not None]
         if not found:
             return TightropeError(f"{self.tried[0].said}: give fewer micro-batches, or a shorter pipeline.")

@@ -272,6 +272,7 @@ def _shaped(
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept[storage_key(tensor)] = _size(tensor)
+        target.inside.experts.keep(storage_key(tensor), tensor.shape[0] if tensor.dim() else 0, _size(tensor))
         return tensor
 
     with ops_shown(see), torch.autograd.graph.saved_tensors_hooks(keep, _same):

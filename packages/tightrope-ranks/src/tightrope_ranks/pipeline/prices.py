@@ -97,5 +97,8 @@ def _flops(op: Any, given: Any, result: Any) -> float:
         query, key = tensors_in(args)[:2]
         words = dict(zip((one.name for one in op._schema.arguments), args, strict=False)) | (kwargs or {})
         return (2.0 if words.get("is_causal") else 4.0) * query.numel() * key.shape[-2]
+    if op._schema.name == "aten::_grouped_mm":
+        rows, stacks = tensors_in(args)[:2]
+        return 2.0 * rows.numel() * stacks.shape[-1]
     count = flop_registry.get(op.overloadpacket)
     return float(count(*args, **(kwargs or {}), out_val=result)) if count else 0.0

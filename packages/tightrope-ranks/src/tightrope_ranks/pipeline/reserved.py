@@ -12,8 +12,8 @@ Guarantee   None of its numbers is fitted. Where a layer's backward cannot be to
             figure.
 Complexity  Allocations of two steps.
 Gaps        CUDA's context and NCCL's own buffers are not torch's, and are left out. So are the work space of
-            kernels, temporaries of the update, and halves of divided backwards. Tensors of a divided layer are
-            taken to be divided, all but gathered rows.
+            kernels, temporaries of the update, and halves of divided backwards. Tensors of a divided layer
+            are taken to be divided, all but gathered rows. Rows on their way to experts are left out.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def reserved(search: LayoutSearch, layout: RankLayout, plan: JointPlan) -> Bytes
 
 def _layers(search: LayoutSearch, layout: RankLayout, *, sharded: bool) -> list[_Layer]:
     """Describe the layers on a rank; none where one of them has not been run."""
-    cut, _ = search.inside(layout.tensor, layout.context)
+    cut, *_ = search.on_a_rank(layout)
     costs = computed_again(cut.costs, layout.again) if layout.again else cut.costs
     layers = []
     for name, whole, cost, of in zip(cut.names, cut.costs, costs, cut.inside, strict=True):

@@ -265,6 +265,8 @@ class _Watch:
         key = storage_key(tensor)
         if key not in self.weights and self.maker.get(key, _GIVEN) != _GIVEN:
             self.segments[self.now].saved.add(key)
+            rows = tensor.shape[0] if tensor.dim() else 0
+            self.segments[self.now].inside.experts.keep(key, rows, self.bytes[key])
             self.last[key] = max(self.last.get(key, 0), self.now)
         return tensor
 

@@ -60,6 +60,13 @@ def titan_settings(found: "RanksEstimate", schedule: str = "") -> Settings:
         "context_parallel_degree": layout.context,
         "pipeline_parallel_degree": layout.pipeline,
     }
+    if layout.expert > 1:
+        if not divided:
+            raise TightropeError("torchtitan divides experts among sharded replicas alone: give sharded.")
+        parallelism |= {
+            "expert_parallel_degree": layout.expert,
+            "expert_tensor_parallel_degree": layout.tensor,
+        }
     training: dict[str, Any] = {"seq_len": length, "dtype": "float32"}
     training["mixed_precision_param"] = "bfloat16" if found.computes == "bfloat16" else "float32"
     if layout.pipeline == 1:

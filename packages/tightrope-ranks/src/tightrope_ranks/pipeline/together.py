@@ -10,7 +10,7 @@ Guarantee   What comes out are costs of layers, as those that go in: planner and
 Complexity  Linear in the layers.
 Gaps        A layer with attention is taken to gather and sum twice, any other once, none of it hidden; the
             second gather of its inputs is hidden by gradients of weights. Parameters of one dimension are
-            not divided. Parts of a sequence are taken to be equally much work. Experts are not a dimension.
+            not divided. Parts of a sequence are taken to be equally much work. Experts: see `experts`.
 """
 
 import math
@@ -24,6 +24,7 @@ import torch
 from tightrope.capture._eager import tensors_in
 from tightrope.core import DeviceLink, Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds
+from tightrope_ranks.pipeline.experts import Experts, ExpertsSeen
 from tightrope_ranks.pipeline.inside import ring_ns
 from tightrope_ranks.pipeline.pool import LayerRun
 from tightrope_ranks.pipeline.prices import is_attention
@@ -43,6 +44,7 @@ class LayerInside:
         keys: bytes of the keys and values of it.
         unfused: whether attention of several ops was seen.
         shapes: of parameters of two dimensions or more.
+        experts: of it; None = it has none.
         run: what it allocates and frees, in order; None = not told.
     """
 
@@ -52,6 +54,7 @@ class LayerInside:
     keys: Bytes = 0
     unfused: bool = False
     shapes: frozenset[tuple[int, ...]] = frozenset()
+    experts: Experts | None = None
     run: LayerRun | None = None
 
     @property
@@ -66,10 +69,12 @@ class InsideSeen:
     def __init__(self) -> None:
         self.heads: set[int] = set()
         self.seconds, self.keys, self.unfused = 0.0, 0, False
+        self.experts = ExpertsSeen()
         self.run: LayerRun | None = None
 
     def see(self, op: Any, given: Any, seconds: float) -> None:
         """Note an op, its arguments and its time."""
+        self.experts.see(op, given)
         if is_attention(op):
             query, *others = tensors_in(given)[:3]
             self.heads.add(query.shape[1])
@@ -90,7 +95,9 @@ class InsideSeen:
         shapes = frozenset(tuple(one.shape) for one, _ in pairs if one.dim() > 1)
         ns = math.ceil(1e9 * self.seconds)
         heads = tuple(sorted(self.heads))
-        return LayerInside(flat, heads, ns, self.keys, self.unfused, shapes, self.run)
+        return LayerInside(
+            flat, heads, ns, self.keys, self.unfused, shapes, self.experts.found(pairs), self.run
+        )
 
 
 def grouped(machine: Machine, size: int) -> Machine:
@@ -213,7 +220,13 @@ def of_a_rank(
 ) -> tuple[tuple[LayerInside, ...], tuple[Bytes, ...]]:
     """Return what is inside of divided layers, and the bytes of their gradients."""
     parts = tuple(
-        replace(one, attention_ns=-(-one.attention_ns // ways), keys=-(-one.keys // ways)) for one in inside
+        replace(
+            one,
+            attention_ns=-(-one.attention_ns // ways),
+            keys=-(-one.keys // ways),
+            experts=one.experts and one.experts.divided(ways, 1),
+        )
+        for one in inside
     )
     gradients = tuple(
         _whole(size, one.flat, cost.parameters, ways)
