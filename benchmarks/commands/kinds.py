@@ -107,7 +107,7 @@ KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(("fft", "bands", "num_trees", "depth", "leaves", "bins", "key_bits", "order"), "whole"),
     **dict.fromkeys(("instructions", "min_rows", "stop", "tensor", "context", "budget_runs"), "whole"),
     **dict.fromkeys(("tokens", "dim", "hidden", "experts", "k", "rows", "images", "features"), "whole"),
-    **dict.fromkeys(("layers", "bits", "nodes"), "whole"),
+    **dict.fromkeys(("layers", "bits", "nodes", "expert"), "whole"),
     "budget": "budget",
     "machine": "machine",
     "cache": "folder",

@@ -144,7 +144,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found = self.layer(x).flatten(0, 1).float()
         if self.divided:
-            loss: Tensor = _DividedLoss.apply(found)
+            loss: Tensor = _DividedLoss.apply(found)  # type: ignore[no-untyped-call]
             return loss
         return F.cross_entropy(found, torch.zeros(len(found), dtype=torch.long))
 

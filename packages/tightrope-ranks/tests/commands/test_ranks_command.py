@@ -249,6 +249,6 @@ def test_experts_are_divided_among_replicas_and_said(here: tuple[str, list[str]]
     assert (found["expert_ranks"], told["ways"], told["parameters"]) == (4, 4, 4 * 2 * 64 * 64)
     assert (told["rows"], told["worst"]) == (2 * 32 * 64, 4 * 2 * 32 * 64)
     said = run(*given, "2").out
-    assert "experts over 2 ranks: 64.0 KiB of parameters per rank" in said.replace("\n", " ")
+    assert "experts over 2 ranks: 64.00 KiB of parameters per rank" in said.replace("\n", " ")
     assert "not divide 4 experts and 4 ranks" in run(*given, "3").err
     assert "--expert few: give a number" in run(*given, "few").err

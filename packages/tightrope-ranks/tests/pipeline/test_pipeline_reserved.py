@@ -62,8 +62,8 @@ class Slow:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_pool_keeps_what_an_allocator_of_lists_keeps(seed: int) -> None:
-    rng = random.Random(seed)
-    pool, slow, live = Pool(), Slow(), {}
+    rng, live = random.Random(seed), dict[int, int]()
+    pool, slow = Pool(), Slow()
     for owner in range(300):
         if live and rng.random() < 0.45:
             gone = rng.choice(sorted(live))
@@ -176,7 +176,7 @@ def test_a_layer_whose_derivative_fails_on_shapes_has_no_figure() -> None:
 
     class Layer(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            made: Tensor = Fails.apply(x)
+            made: Tensor = Fails.apply(x)  # type: ignore[no-untyped-call]
             return made
 
     found = estimate_ranks(

@@ -17,7 +17,7 @@ from tightrope.core.writing import write_whole
 
 if TYPE_CHECKING:
     from tightrope_ranks.pipeline.estimate import RanksEstimate
-    from tightrope_ranks.pipeline.experts import ExpertsTold
+    from tightrope_ranks.pipeline.expert_costs import ExpertsTold
 
 _EXAMPLES: Final = """\b
 Examples:
@@ -305,21 +305,21 @@ def _print(found: "RanksEstimate") -> None:
     divided = ", parameters, gradients and state divided among them" if plan.work.sharded else ""
     if layout.by_layer:
         divided = ", parameters, gradients and state divided among them and gathered layer by layer"
-    lines = (
+    lines = [
         f"fits: {found.ranks} ranks as {layout_said(layout)}{divided}; limit {format_bytes(found.limit)} per "
         f"rank on {plan.machine.name}",
         f"schedule: {plan.method}, {len(plan.work.stages)} stages, {layout.micro_batches} micro-batches per "
         f"replica, {layout.again} of {len(found.names)} layers computed again inside of their stages",
         f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
         f"{format_time(plan.ns_bound)}",
-    )
+    ]
     if found.experts is not None:
-        lines = (*lines, _experts_said(found.experts))
+        lines.append(_experts_said(found.experts))
     if found.reserved:
         said = (
             f"where torch's own engines run it, torch's CUDA allocator keeps {format_bytes(found.reserved)}"
         )
-        lines = (*lines, f"{said} on the fullest rank")
+        lines.append(f"{said} on the fullest rank")
     for line in lines:
         target.print(line, markup=False)
     cells = [

@@ -25,7 +25,7 @@ from tightrope.core import Machine, TightropeError, parse_bytes
 from tightrope.core.units import Bytes, Nanoseconds, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.emit import emitted
-from tightrope_ranks.pipeline.experts import ExpertsTold, check_experts, experts_told
+from tightrope_ranks.pipeline.expert_costs import ExpertsTold, check_experts, experts_told
 from tightrope_ranks.pipeline.layouts import (
     LayoutSearch,
     LayoutTried,
@@ -251,29 +251,30 @@ def estimate_ranks(
     _search(search, layouts(ranks, len(cut.costs), count, pipeline, ways), progress)
     if search.best is None:
         raise search.refusal(ranks)
+    batch = next((tuple(one.shape) for one in tensors_in((example, kwargs))), ())
+    return _answer(search, ranks, batch, _computes(model, policy))
+
+
+def _answer(search: LayoutSearch, ranks: int, batch: tuple[int, ...], computes: str) -> RanksEstimate:
+    """Judge the best plan, and say what it takes."""
+    assert search.best is not None
     layout, plan = search.best
     judge_ranks(plan)
-    cuts = search.cuts(layout, plan)
-    takes = tuple(_takes(plan, rank, cuts) for rank in range(layout.pipeline))
-    tried = tuple(search.tried) if search.few else search.once()
-    batch = next((tuple(one.shape) for one in tensors_in((example, kwargs))), ())
-    computes = _computes(model, policy)
-    told = reserved(search, layout, plan)
-    experts = experts_told(search.on_a_rank(layout)[0], layout, plan, cuts)
+    cuts, cut = search.cuts(layout, plan), search.cut
     return RanksEstimate(
         ranks,
-        limit,
+        search.limit,
         layout,
         plan,
-        takes,
-        tried,
+        tuple(_takes(plan, rank, cuts) for rank in range(layout.pipeline)),
+        tuple(search.tried) if search.few else search.once(),
         cut.names,
         cut.shared,
         cut.notes,
         batch,
         computes,
-        told,
-        experts,
+        reserved(search, layout, plan),
+        experts_told(search.on_a_rank(layout)[0], plan, cuts, ways=layout.expert, again=layout.again),
     )
 
 

@@ -9,24 +9,21 @@ Gaps        Rings of experts are taken to cross the same link as those of all re
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from tightrope.core import Machine
 from tightrope.core.units import Bytes
 from tightrope_ranks.pipeline.inside import shared_ring_ns
+from tightrope_ranks.pipeline.rank_layout import RankLayout
 from tightrope_ranks.pipeline.together import ring_within
 from tightrope_ranks.values.ranks import StageCost
-
-if TYPE_CHECKING:
-    from tightrope_ranks.pipeline.layouts import RankLayout
 
 
 def exchanged(
     costs: Sequence[StageCost],
     machine: Machine,
-    layout: "RankLayout",
+    layout: RankLayout,
     *,
     sharded: bool,
     trained: Sequence[Bytes] | None = None,

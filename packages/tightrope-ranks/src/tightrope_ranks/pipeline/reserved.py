@@ -88,7 +88,7 @@ def reserved(search: LayoutSearch, layout: RankLayout, plan: JointPlan) -> Bytes
         far = {
             stage for stage in range(1, len(work.owners)) if len({*work.owners[stage - 1 : stage + 1]}) > 1
         }
-        played = _Played(mine, far, work.num_micro_batches, layout.by_layer)
+        played = _RankSteps(mine, far, work.num_micro_batches, layout.by_layer)
         for _ in range(STEPS):
             played.step(_shortened(rows[rank]))
         found = max(found, held + played.pool.reserved)
@@ -142,7 +142,7 @@ def _buffers(layers: Sequence[_Layer]) -> Bytes:
     return max(sum(groups[:2]), first + sum(groups[:1]))
 
 
-class _Played:
+class _RankSteps:
     """Steps of a rank, allocation by allocation."""
 
     def __init__(
