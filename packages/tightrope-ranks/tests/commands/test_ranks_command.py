@@ -251,4 +251,4 @@ def test_experts_are_divided_among_replicas_and_said(here: tuple[str, list[str]]
     said = run(*given, "2").out
     assert "experts over 2 ranks: 64.00 KiB of parameters per rank" in said.replace("\n", " ")
     assert "not divide 4 experts and 4 ranks" in run(*given, "3").err
-    assert "--expert few: give a number" in run(*given, "few").err
+    assert "few': give a number" in run(*given, "few").err

@@ -19,6 +19,7 @@ Gaps        Times are those of `prices`, kernels those of `kernels`; a backward 
             timed.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ FORWARD_ALONE: Final = (
 )
 _VALUES: Final = ("DataDependentOutputException", "DynamicOutputShapeException")
 """What torch raises where the shape of a result, or a branch, depends on values."""
+LAYER_NAME: Final = re.compile(r"(?:.*\.)?(\d+)")
+"""Of a layer: where it is in its list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,15 @@ class _Segment:
     largest: Bytes = 0
     ops: int = 0
     inside: InsideSeen = field(default_factory=InsideSeen)
+
+
+def is_layer(name: str) -> bool:
+    """Tell whether a part of a model is one of its list of layers.
+
+    >>> is_layer("model.layers.3"), is_layer("before model.layers")
+    (True, False)
+    """
+    return LAYER_NAME.fullmatch(name.removeprefix("layer ")) is not None
 
 
 def list_of_layers(model: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:

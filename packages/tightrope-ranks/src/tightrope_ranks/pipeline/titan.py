@@ -10,23 +10,22 @@ Gaps        Every n-th layer is computed again there, so it may be more of them 
 """
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tightrope.core import TightropeError
 from tightrope.core.units import Bytes
 from tightrope.core.writing import write_whole
 from tightrope_ranks.pipeline.emit import emitted, orders_of
 from tightrope_ranks.pipeline.language import Action, write_csv
+from tightrope_ranks.pipeline.segments import LAYER_NAME, is_layer
 from tightrope_ranks.pipeline.starts import bare
 from tightrope_ranks.values.ranks import StageWork
 
 if TYPE_CHECKING:
     from tightrope_ranks.pipeline.estimate import RanksEstimate
 
-_LAYER: Final = re.compile(r"(?:.*\.)?(\d+)")
 BEFORE, AFTER = ("tok_embeddings",), ("norm", "output")
 """What torchtitan calls the rest of a Llama."""
 
@@ -153,15 +152,6 @@ def _again(found: "RanksEstimate") -> dict[str, Any]:
     return {"mode": "full"} if every == 1 else {"mode": "selective", "selective_ac_option": str(every)}
 
 
-def is_layer(name: str) -> bool:
-    """Tell whether a part of a model is one of its list of layers.
-
-    >>> is_layer("model.layers.3"), is_layer("before model.layers")
-    (True, False)
-    """
-    return _LAYER.fullmatch(name.removeprefix("layer ")) is not None
-
-
 def _parts(found: "RanksEstimate") -> list[list[str]]:
     """Name what lies in each stage, as torchtitan finds it in the model."""
     stages: dict[int, list[str]] = {}
@@ -174,7 +164,7 @@ def _parts(found: "RanksEstimate") -> list[list[str]]:
 def _named(name: str) -> tuple[str, ...]:
     if name.startswith("layer "):
         return (name.removeprefix("layer "),)  # of a Sequential
-    layer = _LAYER.fullmatch(name)
+    layer = LAYER_NAME.fullmatch(name)
     if layer:
         return (f"layers.{layer[1]}",)
     return BEFORE if name.startswith("before") else AFTER
