@@ -29,8 +29,9 @@ from tightrope.core import DeviceLink, Machine
 from tightrope.core.units import Bytes
 from tightrope_ranks.pipeline.estimate import cut_model
 from tightrope_ranks.pipeline.inside import num_keeping
-from tightrope_ranks.pipeline.layouts import LayoutSearch, RankLayout
+from tightrope_ranks.pipeline.layouts import LayoutSearch
 from tightrope_ranks.pipeline.precision import PRECISIONS
+from tightrope_ranks.pipeline.rank_layout import RankLayout
 from tightrope_ranks.pipeline.reserved import reserved
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.segments import Segments

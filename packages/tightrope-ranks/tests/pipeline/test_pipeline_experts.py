@@ -122,6 +122,9 @@ def test_any_number_is_never_slower_than_one_that_is_given() -> None:
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(TightropeError, match=r"expert=3 does not divide 8 experts and 8 ranks: give one of"):
         told(expert=3)
+    for wrong in (True, 2.0, "2"):
+        with pytest.raises(TightropeError, match="give a whole number, or None"):
+            told(expert=wrong)
     with pytest.raises(TightropeError, match="expert=8 divides no group of replicas"):
         told(expert=8, pipeline=2)
     with pytest.raises(TightropeError, match="expert=2: no layer has experts"):

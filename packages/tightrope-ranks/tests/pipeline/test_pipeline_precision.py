@@ -9,9 +9,10 @@ from torch import nn
 from tightrope.core import DeviceLink, Machine, Tier, TightropeError
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks
-from tightrope_ranks.pipeline.layouts import RankLayout, exchanged
 from tightrope_ranks.pipeline.measure import shape_layers
 from tightrope_ranks.pipeline.precision import PRECISIONS, Precision, precision_of
+from tightrope_ranks.pipeline.rank_layout import RankLayout
+from tightrope_ranks.pipeline.replicas import exchanged
 from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline
 
 CLUSTER = Machine(

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tightrope.core import DeviceLink, Machine, Tier
 from tightrope.core.units import round_up
 from tightrope_ranks.pipeline.estimate import estimate_ranks
-from tightrope_ranks.pipeline.layouts import RankLayout
 from tightrope_ranks.pipeline.measure import shape_layers
 from tightrope_ranks.pipeline.pool import Pool
+from tightrope_ranks.pipeline.rank_layout import RankLayout
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.together import LayerInside
 

@@ -183,7 +183,7 @@ def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
 
 def write_page(found: "RanksEstimate", path: Path, name: str) -> None:
     """Write the page with the ranks of one replica side by side."""
-    from tightrope_ranks.pipeline.layouts import layout_said
+    from tightrope_ranks.pipeline.rank_layout import layout_said
     from tightrope_ranks.pipeline.trace import ranks_trace
     from tightrope_ranks.view import ranks_page
 

@@ -26,16 +26,10 @@ from tightrope.core.units import Bytes, Nanoseconds, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.emit import emitted
 from tightrope_ranks.pipeline.expert_costs import ExpertsTold, check_experts, experts_told
-from tightrope_ranks.pipeline.layouts import (
-    LayoutSearch,
-    LayoutTried,
-    RankLayout,
-    by_published,
-    layout_said,
-    layouts,
-)
+from tightrope_ranks.pipeline.layouts import LayoutSearch, LayoutTried, by_published, layouts
 from tightrope_ranks.pipeline.measure import shape_layers, trained_bytes
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision, precision_of
+from tightrope_ranks.pipeline.rank_layout import RankLayout, layout_said
 from tightrope_ranks.pipeline.reserved import reserved
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.segments import Segments, notes_on, segment_costs

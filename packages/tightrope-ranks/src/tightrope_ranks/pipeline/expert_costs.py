@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tightrope.core import DeviceLink, TightropeError
-from tightrope.core.units import Bytes
+from tightrope.core.units import Bytes, shown
 from tightrope_ranks.pipeline.emit import orders_of
 from tightrope_ranks.pipeline.inside import computed_again, ring_ns
 from tightrope_ranks.pipeline.segments import Segments
@@ -55,12 +55,14 @@ def expert_ways(
     return tuple(one for one in fitting if asked in (None, one))
 
 
-def check_experts(inside: Sequence[LayerInside], ranks: int, asked: int | None) -> None:
+def check_experts(inside: Sequence[LayerInside], ranks: int, asked: object) -> None:
     """Check that so many ranks can divide experts.
 
     Raises:
-        TightropeError: there are none, or the number divides neither them nor the ranks; says what does.
+        TightropeError: no number; there are no experts; or it divides neither them nor the ranks.
     """
+    if asked is not None and type(asked) is not int:
+        raise TightropeError(f"expert={shown(asked)}: give a whole number, or None for any.")
     if asked in (None, 1):
         return
     numbers = [one.experts.number for one in inside if one.experts is not None]

@@ -23,8 +23,9 @@ from tightrope.core.units import Bytes
 from tightrope_ranks.pipeline.emit import emitted, orders_of
 from tightrope_ranks.pipeline.inside import computed_again
 from tightrope_ranks.pipeline.language import Action
-from tightrope_ranks.pipeline.layouts import LayoutSearch, RankLayout
+from tightrope_ranks.pipeline.layouts import LayoutSearch
 from tightrope_ranks.pipeline.pool import LayerRun, Pool
+from tightrope_ranks.pipeline.rank_layout import RankLayout
 from tightrope_ranks.pipeline.segments import is_layer
 from tightrope_ranks.pipeline.starts import bare
 from tightrope_ranks.values.ranks import JointPlan
