@@ -7,9 +7,9 @@ from tightrope.core import DeviceLink, InfeasibleError, Machine, Tier, Tightrope
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks
 from tightrope_ranks.pipeline.inside import ring_ns
-from tightrope_ranks.pipeline.layouts import RankLayout as Layout
-from tightrope_ranks.pipeline.layouts import exchanged
 from tightrope_ranks.pipeline.measure import shape_layers
+from tightrope_ranks.pipeline.rank_layout import RankLayout as Layout
+from tightrope_ranks.pipeline.replicas import exchanged
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.together import ring_within
 
