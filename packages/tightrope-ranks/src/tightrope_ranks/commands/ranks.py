@@ -299,7 +299,7 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
 
 
 def _print(found: "RanksEstimate") -> None:
-    from tightrope_ranks.pipeline.layouts import layout_said
+    from tightrope_ranks.pipeline.rank_layout import layout_said
 
     target, layout, plan = console(), found.layout, found.plan
     divided = ", parameters, gradients and state divided among them" if plan.work.sharded else ""
