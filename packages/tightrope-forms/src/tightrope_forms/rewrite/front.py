@@ -18,7 +18,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from tightrope.core import TightropeError
-from tightrope_forms.rewrite.egraph import ClassId, EGraph, Facts, Spec, facts_of, frozen, spec_of, thawed
+from tightrope_forms.rewrite.egraph import (
+    ClassId,
+    EGraph,
+    Facts,
+    Spec,
+    aten,
+    facts_of,
+    frozen,
+    spec_of,
+    thawed,
+)
 from tightrope_forms.rewrite.extract import Choice
 
 _SHORTEST: Final = 6
@@ -55,25 +65,53 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class ExportedValues:
-    """Specs of the nodes of an exported graph, and what its ops keep; ops that read ``fixed`` inputs stay."""
+    """Specs of the nodes of an exported graph, and what its ops keep; ops that read ``fixed`` inputs stay.
+
+    Ops in place give new values instead, where no view sees the old ones: a plan overwrites what is free.
+    """
 
     def __init__(self, module: fx.GraphModule, fixed: Collection[int] = ()) -> None:
         inputs = module.graph.find_nodes(op="placeholder")
         self._fixed = {user for number in fixed for user in inputs[number].users}
+        inner = (one for one in module.modules() if one is not module and isinstance(one, fx.GraphModule))
+        self._inside = [node for one in inner for node in one.graph.nodes]  # such as parts without gradients
         self.of: dict[fx.Node, Any] = {}
         self.facts: dict[fx.Node, Facts] = {}
         for node in module.graph.nodes:
+            self._undo_write(node)
             value = node.meta.get("val")
             if node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(module)
             self.of[node] = spec_of(value) if isinstance(value, Tensor) else None
             if node.op == "call_function":
-                args, inputs = _frozen(node)
-                specs = tuple(self.of[one] for one in inputs)
                 with suppress(TightropeError):  # it stays as it is
-                    if None not in specs:
-                        self.facts[node] = facts_of(node.target, args, specs)
-                        self.of[node] = self.facts[node].value
+                    self.facts[node] = self._facts(node.target, node)
+                    self.of[node] = self.facts[node].value
+
+    def _facts(self, op: Any, node: fx.Node) -> Facts:
+        args, inputs = _frozen(node)
+        specs = tuple(self.of[one] for one in inputs)
+        if None in specs:
+            raise TightropeError(f"{op} reads no tensor.")
+        return facts_of(op, args, specs)
+
+    def _undo_write(self, node: fx.Node) -> None:
+        """Let an op give a new value for later ops, if no view sees the one that it writes over."""
+        if not (written := _written(node)) or (old := written[0]) is not node.args[0]:
+            return
+        _, name, overload = str(node.target).split(".")
+        new = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
+        earlier = [one for one in (old, *old.users) if one in self.of]
+        if not node.target._schema.is_mutable or new is None or not all(map(self._own, earlier)):  # type: ignore[union-attr]
+            return
+        with suppress(TightropeError):  # it has no such form
+            if self._facts(new, node).value[:3] == self.of[old][:3]:
+                node.target = new
+                old.replace_all_uses_with(node, lambda user: user is not node and user not in self.of)
+
+    def _own(self, node: fx.Node) -> bool:
+        """Tell whether an op was run without numbers, and gave a tensor that looks into no other."""
+        return node in self.facts and self.facts[node].view is None
 
     def stays(self, node: fx.Node) -> bool:
         """Tell whether an op is left as it is."""
@@ -87,9 +125,10 @@ class ExportedValues:
     def refuse_writes(self) -> None:
         """Refuse writes in place, but into inputs that only ops read that stay, which run in their order."""
         wrote: set[fx.Node] = set()
-        for node in self.of:
+        for node in (*self._inside, *self.of):
             for one in _written(node):
-                if (one.op != "placeholder" and one not in wrote) or not all(map(self.stays, one.users)):
+                into = one.op == "placeholder" or one in wrote
+                if node not in self.of or not into or not all(map(self.stays, one.users)):
                     raise TightropeError(f"{node.target} writes in place.")
                 wrote |= {node} if node.target._schema.is_mutable else set()  # type: ignore[union-attr]
 
