@@ -21,9 +21,9 @@ from tightrope.core import CaptureError, NativeError
 from tightrope.core.cache import warn_once
 from tightrope.fuse.tolerance import difference
 from tightrope_forms.loops._torch import tree_flatten, tree_unflatten
-from tightrope_forms.loops.body import specs_of
 from tightrope_forms.loops.find import Carried, Fixed, Stepped, loops, outside_of
 from tightrope_forms.loops.kernel import LoopFunction, LoopKernels, LoopReport
+from tightrope_forms.loops.lower import specs_of
 from tightrope_forms.loops.record import Call, CallRecording, Ref, hooks, named, record, settings, tensors_of
 
 RESULTS: Final = 1

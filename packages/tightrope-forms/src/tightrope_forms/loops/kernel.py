@@ -21,10 +21,9 @@ from torch import Tensor
 from tightrope.core import Bytes, CaptureError
 from tightrope.core.cache import own_folder
 from tightrope.native.interface import INTEGER, POINTER, load
-from tightrope_forms.loops.body import Spec
 from tightrope_forms.loops.emit import LoopLayout, source
 from tightrope_forms.loops.find import Loop
-from tightrope_forms.loops.lower import lower
+from tightrope_forms.loops.lower import Spec, lower
 from tightrope_forms.loops.ops import ElementView, Product
 from tightrope_forms.loops.order import Ordered, ordered
 

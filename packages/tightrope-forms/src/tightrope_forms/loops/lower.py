@@ -20,21 +20,11 @@ from torch import Tensor, fx
 from tightrope.core import CaptureError
 from tightrope_forms.loops import ops
 from tightrope_forms.loops._torch import traced
-from tightrope_forms.loops.body import Spec, body_of
-from tightrope_forms.loops.find import Loop
-from tightrope_forms.loops.ops import (
-    ElementView,
-    Lazy,
-    LoweredWay,
-    Nest,
-    Product,
-    aten,
-    combined,
-    looked,
-    seen,
-)
-from tightrope_forms.loops.record import Ref
+from tightrope_forms.loops.find import KINDS, Carried, Fixed, Loop, Stepped, outside_of
+from tightrope_forms.loops.ops import ElementView, Lazy, LoweredWay, Nest, Product, combined, looked, seen
+from tightrope_forms.loops.record import CallRecording, Ref, facts_of
 
+Spec: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 FxNode: TypeAlias = Any
 """Torch types arguments of nodes as a union of all that can be one."""
 Whole = Callable[[Callable[[ElementView], Tensor]], Tensor]
@@ -50,6 +40,37 @@ class LoweredLoop(NamedTuple):
     outputs: list[ElementView]
     needed: list[str]  # arrays of the forward that the backward reads
     gradients: list[Whole | str | None]  # of inputs; a name is that of an array whose step 0 it is
+
+
+def specs_of(loop: Loop, recording: CallRecording, given: Callable[[Ref], Tensor]) -> list[Spec]:
+    """Say shape and dtype of all inputs of one iteration."""
+    found = []
+    for one, ref in ((one, outside_of(one)[0]) for one in loop.inputs.values()):
+        facts = facts_of(given(ref)) if ref.call < 0 else recording.calls[ref.call].shapes[ref.item]
+        shape = list(facts[0])
+        if isinstance(one, Stepped) and one.source is not None:
+            del shape[one.axis]
+        found.append((tuple(shape), facts[1]))
+    return found
+
+
+def body_of(loop: Loop) -> Callable[..., tuple[Tensor, ...]]:
+    """Write one iteration as a function of its inputs."""
+
+    def body(*given: Tensor) -> tuple[Tensor, ...]:
+        of = dict(zip(loop.inputs.values(), given, strict=True))
+        values: dict[Ref, Tensor] = {}
+
+        def value(one: Ref | Stepped | Carried | Fixed) -> Tensor:
+            return values[one] if isinstance(one, Ref) else of[one]
+
+        for at, call in enumerate(loop.body):
+            taken = call.function is operator.pos  # read, and not computed
+            made = list(map(value, call.leaves)) if taken else call.run(value, (Ref, *KINDS))
+            values |= {Ref(at, item): one for item, one in enumerate(made)}
+        return tuple(values[one] for one in loop.outputs)
+
+    return body
 
 
 def lower(loop: Loop, specs: Sequence[Spec], wanted: Sequence[bool]) -> LoweredLoop:
@@ -159,7 +180,7 @@ class _LoopLowering:
             if ref in self.loop.whole:
                 backward.kept.add(f"dy{number}")
                 parts.append(seen(backward.array(f"dy{number}", shape)))
-            add, first = ops.POINTWISE[aten.add.Tensor], parts[0] if parts else Lazy(0.0, (), shape)
+            add, first = ops.POINTWISE[ops.aten.add.Tensor], parts[0] if parts else Lazy(0.0, (), shape)
             value = reduce(lambda one, two: combined(add, (one, two), two.shape), parts[1:], first)
             self.values[self.holders[len(self.specs) + number]] = value
 
@@ -187,7 +208,7 @@ class _LoopLowering:
             return self._shared(node, combined(ops.POINTWISE[target], operands, shape, **node.kwargs))
         if target in ops.PRODUCTS:
             return seen(self._product(node))
-        if target is aten.cat.default:
+        if target is ops.aten.cat.default:
             values = list(map(self.value, args[0]))
             axis = args[1] if len(args) > 1 else 0
             starts = accumulate((one.shape[axis] for one in values), initial=0)
@@ -278,9 +299,9 @@ class _LoopLowering:
         while every:
             one = every.pop()
             target = getattr(one, "target", None)
-            if target is aten.slice_backward.default and one.args[5] == 1:
+            if target is ops.aten.slice_backward.default and one.args[5] == 1:
                 found.append(one)
-            elif target is aten.add.Tensor and not one.kwargs and one not in self.values:
+            elif target is ops.aten.add.Tensor and not one.kwargs and one not in self.values:
                 every += one.args
             else:
                 return None
@@ -309,7 +330,7 @@ class _LoopLowering:
 
     def _over(self, node: FxNode) -> Whole:
         """Compute a gradient of every step after the loop, where it is a product; else inside."""
-        if node not in self.values and node.target is aten.mm.default and self.level[node.args[1]] == 0:
+        if node not in self.values and node.target is ops.aten.mm.default and self.level[node.args[1]] == 0:
             left, right = map(self._kept, node.args)
             return lambda read: torch.matmul(read(left), read(right))
         view = self._kept(node)
@@ -320,16 +341,20 @@ class _LoopLowering:
         target, args = node.target, node.args
         if node in self.values or node.op == "placeholder":
             target = None
-        if target in ops.VIEWS and target is not aten.expand.default:
+        if target in ops.VIEWS and target is not ops.aten.expand.default:
             inner = self._total(args[0])
             return lambda read: target(inner(read), *args[1:], **node.kwargs)
-        if target is aten.add.Tensor and not node.kwargs and all(isinstance(one, fx.Node) for one in args):
+        if (
+            target is ops.aten.add.Tensor
+            and not node.kwargs
+            and all(isinstance(one, fx.Node) for one in args)
+        ):
             one, two = map(self._total, args)
             return lambda read: one(read) + two(read)
-        if target is aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
+        if target is ops.aten.mm.default and self.level[args[1]] > 0 and self.level[args[0]] > 0:
             left, right = map(self._kept, args)  # one product for all steps
             return lambda read: read(left).transpose(0, 1).flatten(1) @ read(right).flatten(0, 1)
-        if target is aten.sum.dim_IntList and self.level[args[0]] > 0:
+        if target is ops.aten.sum.dim_IntList and self.level[args[0]] > 0:
             view = self._kept(args[0])
             return lambda read: read(view).sum(0).sum(*args[1:])
         inner = self._over(node)

@@ -20,15 +20,7 @@ from msgspec.structs import replace
 
 from tightrope.core import CaptureError
 from tightrope_forms.loops.ops import ElementView, LoweredWay, Nest, Product, reads_of, touched
-from tightrope_forms.values.loops import (
-    Affine,
-    Formula,
-    LoopAccess,
-    LoopArray,
-    LoopProgram,
-    LoopStatement,
-    LoopTerm,
-)
+from tightrope_forms.values.loops import Affine, LoopAccess, LoopArray, LoopProgram, LoopStatement, LoopTerm
 
 Group: TypeAlias = "list[Nest] | Product"
 _TILE: Final = 32_768
@@ -130,7 +122,7 @@ class _StatementWriter:
             shape = (rows, columns, inner) if kind == "m" else (rows, columns)
             rank = len(shape) + 1
             row, column = _unit(rank, 1), _unit(rank, 2)
-            formula: Formula = 0.0
+            formula: Any = 0.0
             views: list[tuple[ElementView, Sequence[int]]] = [(one.target, (1, 2))]
             if kind == "m":
                 views += [(one.target, (1, 2)), (one.left, (1, 3)), (one.right, (3, 2))]
@@ -146,7 +138,7 @@ class _StatementWriter:
 
     def add(
         self, kind: str, one: Nest | Product, shape: tuple[int, ...],
-        views: Iterable[tuple[ElementView, Sequence[int]]], formula: Formula, times: Sequence[int | LoopTerm],
+        views: Iterable[tuple[ElementView, Sequence[int]]], formula: Any, times: Sequence[int | LoopTerm],
     ) -> None:  # fmt: skip
         rank = len(shape) + 1
         target, *reads = (access_of(view, self.lowered, places, rank) for view, places in views)
@@ -254,20 +246,12 @@ class OrderProof:
         Raises:
             CaptureError: says which.
         """
-        times = self.needs.apply_domain(self.new).apply_range(self.new)
-        width = range(len(self.program.statements[0].when))
-        a, b = (f"[{', '.join(f'{side}{k}' for k in width)}]" for side in "ab")
-
-        def some(condition: str) -> bool:
-            return not times.intersect(self.isl.UnionMap(f"{{ {a} -> {b} : {condition} }}")).is_empty()
-
-        def alike(until: int, *last: str) -> str:
-            return " and ".join([*(f"a{k} = b{k}" for k in range(until)), *last])
-
-        if some(" or ".join([*(alike(at, f"a{at} > b{at}") for at in width), alike(len(width))])):
+        if not self.needs.intersect(self.new.lex_ge_union_map(self.new)).is_empty():
             raise CaptureError("isl finds a dependence that the order reverses")
+        apart = self.needs.apply_domain(self.new).apply_range(self.new).deltas()
         for at in self.program.parallel:
-            if some(alike(at, f"a{at} != b{at}")):
+            place = ["0"] * at + [f"x{k}" for k in range(at, len(self.program.statements[0].when))]
+            if not apart.intersect(self.isl.UnionSet(f"{{ [{', '.join(place)}] : x{at} != 0 }}")).is_empty():
                 raise CaptureError(f"isl finds a dependence along place {at}, which is said to be parallel")
 
     def fits(self, name: str, cells: Sequence[int]) -> bool:
