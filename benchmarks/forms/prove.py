@@ -108,11 +108,30 @@ def _conv_sum(g: EGraph, d: Draw, r: random.Random) -> ClassId:
     return g.make(aten.add.Tensor, *made)
 
 
+def _norm(g: EGraph, d: Draw, x: ClassId, width: int) -> ClassId:
+    """Make a batch norm of fixed statistics."""
+    fixed = [d(width, grad=False), g.make(aten.exp.default, d(width, grad=False))]
+    return g.make(aten.batch_norm.default, x, d(width), d(width), *fixed, False, 0.1, 1e-5, False)
+
+
+def _norm_of_conv(g: EGraph, d: Draw, r: random.Random) -> ClassId:
+    width, out = _sizes(r)
+    given = [d(2, width, 7, 7), d(out, width, 3, 3), *r.choice(([], [d(out), [r.randint(1, 2)] * 2, [1, 1]]))]
+    return _norm(g, d, g.make(aten.conv2d.default, *given), out)
+
+
+def _norm_in_sum(g: EGraph, d: Draw, r: random.Random) -> ClassId:
+    size = 2, r.randint(1, 5), 5, 4
+    return g.make(aten.add.Tensor, _norm(g, d, d(*size), size[1]), d(*size))
+
+
 EXAMPLES: Final[dict[str, Example]] = {
     "to(x, its type) = x": lambda g, d, r: g.make(aten.to.dtype, d(*_sizes(r)), torch.float64),
     "cat(relu(a), relu(b)) = relu(cat(a, b))": _relu_cat,
     "x A', x B' = split(x cat(A, B)')": _linears,
     "conv(x, A) + conv(x, B) = conv(x, A + pad(B))": _conv_sum,
+    "batch_norm(conv(x, A)) = conv(x, A s)": _norm_of_conv,
+    "batch_norm(x) = conv(x, s)": _norm_in_sum,
 }
 """Of rules that are functions."""
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,12 @@ def _beside_search(name: str, costs: FormCosts) -> dict[str, Any]:
     return {"set": name, "nodes": costs.graph.num_nodes, "status": found.status, "seconds": seconds, **shares}
 
 
-def trainings(_: Path | None, console: Console, __: int) -> list[dict[str, Any]]:
-    """R3: train six nets as they are and rewritten, in the same budget, and in the smallest that trains."""
+def trainings(
+    _: Path | None, console: Console, __: int, *, nets: Sequence[str] = tuple(NETS)
+) -> list[dict[str, Any]]:
+    """R3: train nets as they are and rewritten, in the same budget, and in the smallest that trains."""
     rows = []
-    for name in NETS:
+    for name in nets:
         plain = isolated(name, "100%", rewrite=False)
         found = isolated(name, plain.budget, rewrite=True)
         both = [smallest(partial(isolated, name, rewrite=rewrite)) for rewrite in (False, True)]

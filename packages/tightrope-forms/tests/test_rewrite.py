@@ -14,7 +14,8 @@ from benchmarks.forms.prove import CLOSE, Draw, example_of, prove
 from benchmarks.forms.search import backtracked, restarted, steepest
 from tightrope.cli import main
 from tightrope.core import TightropeError
-from tightrope_forms.compiled import solve_part
+from tightrope_forms import compiled
+from tightrope_forms.compiled import rewritten_for_inference, solve_part
 from tightrope_forms.rewrite.egraph import ClassId, EGraph, Spec, aten, saturate
 from tightrope_forms.rewrite.extract import Choice, CostWeights, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
@@ -264,3 +265,51 @@ def test_a_match_of_another_type_is_none() -> None:
     graph.make(aten.mul.Tensor, norm, graph.leaf(Spec((3,), (1,), torch.float32)))
     assert saturate(graph, RULES)
     assert not graph.applied
+
+
+class Branches(nn.Module):
+    """A 3x3 and a strided layer, each with a norm, of which one has no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4, affine=k < 2) for k in range(3))
+        for one in self.norms:
+            one.running_mean.normal_()
+            one.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.norms
+        return torch.relu_(first(self.wide(x)) + second(self.narrow(x)) + third(x))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_branches_become_one_convolution_for_inference(frozen: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Branches(), Branches()).eval(), torch.randn(2, 4, 9, 9)
+    model.requires_grad_(not frozen)
+    before = [one.clone() for one in model.state_dict().values()]
+    form, rules = rewritten_for_inference(model, x)
+    assert "conv(x, A) + conv(x, B) = conv(x, A + pad(B)) (2x)" in rules
+    assert len(form.graph.find_nodes(op="call_function", target=aten.conv2d.default)) == 2
+    assert not form.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
+    for given in (x, torch.randn(2, 4, 9, 9)):
+        with torch.no_grad():
+            torch.testing.assert_close(form(given), model(given), rtol=1e-5, atol=1e-5)
+    assert all(map(torch.equal, before, model.state_dict().values()))
+
+
+def test_inference_is_refused_where_nothing_is_gained_or_values_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = Branches().eval(), torch.randn(2, 4, 9, 9)
+    with pytest.raises(TightropeError, match=r"model\.eval\(\)"):
+        rewritten_for_inference(Branches(), x)
+    with pytest.raises(TightropeError, match="no form"):
+        rewritten_for_inference(nn.Sequential(nn.Linear(9, 9)).eval(), x)
+    with pytest.raises(TightropeError, match=r"torch\.export says"):
+        rewritten_for_inference(model, torch.randn(2, 5, 9, 9))
+    monkeypatch.setattr(compiled, "difference", lambda *_: float("nan"))
+    monkeypatch.setattr(compiled, "equal_part", lambda _: True)
+    with pytest.raises(TightropeError, match="differs from the model"):
+        rewritten_for_inference(model, x)

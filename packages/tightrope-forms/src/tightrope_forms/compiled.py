@@ -30,7 +30,7 @@ from tightrope.fuse.tolerance import WHOLE_STEP, difference, tolerance
 from tightrope.price.device import device_of
 from tightrope.run.ledger.accounts import accounts
 from tightrope.run.session.equal_forms import PlanForm
-from tightrope_forms.rewrite._torch import preserve_node_meta, tracing
+from tightrope_forms.rewrite._torch import constant_fold, preserve_node_meta, tracing, tree_leaves
 from tightrope_forms.rewrite.egraph import ClassId, Spec, saturate, thawed
 from tightrope_forms.rewrite.extract import Choice, CostWeights, Extracted, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, Section, emitted, exported, sections
@@ -141,19 +141,23 @@ def forms(
         raise TightropeError("it has an autograd function of its own, which is kept.")
     if sum(isinstance(one, fx.GraphModule) for one in module.modules()) > 1:
         raise TightropeError("it has graphs inside, such as checkpoints.")
-    end = time.monotonic() + _SECONDS
     with tracing(None):  # no part of the capture that is under way
         whole = exported(_Captured(module), tuple(inputs), {})
-    values = ExportedValues(whole, fixed)
+    yield from _forms(whole, ExportedValues(whole, fixed), WEIGHTS)
+
+
+def _forms(
+    whole: fx.GraphModule, values: ExportedValues, every: Sequence[CostWeights], *, frozen: bool = False
+) -> Iterator[tuple[fx.GraphModule, Rules]]:
     values.refuse_writes()
-    parts = sections(whole, values)
+    end, parts = time.monotonic() + _SECONDS, sections(whole, values)
     unlike = {part.key: part for part in reversed(parts)}
     right: dict[tuple[int, str], bool] = {}
     made: set[str] = set()
-    for weights in WEIGHTS:
+    for weights in every:
         solved: dict[str, Solved] = {}
         for key, part in unlike.items():
-            if (one := solve_part(part, weights, end=end)) is not None and one.rules():
+            if (one := solve_part(part, weights, end=end, frozen=frozen)) is not None and one.rules():
                 choice = id(one.costs.graph), repr(sorted(one.found.choice.items()))
                 if choice not in right:
                     right[choice] = equal_part(one)
@@ -168,6 +172,43 @@ def forms(
             yield other, tuple(f"{name} ({num}x)" for name, num in sorted(count.items()))
 
 
+def rewritten_for_inference(model: nn.Module, *args: Tensor) -> tuple[fx.GraphModule, Rules]:
+    """Rewrite a model whose weights stay, for inference on tensors of these sizes.
+
+    Branches of convolutions and batch norms become one convolution, and what weights alone make is computed
+    once. Results are those of the model up to rounding, which was compared on ``args``.
+
+    Args:
+        model: in evaluation mode; its weights are copied where a rule changes them.
+        args: an example of its inputs, on which both forms run.
+
+    Returns:
+        The form, and the rules that made it, with how often each was used.
+
+    Raises:
+        TightropeError: no form was found, it trains, it does not export, or values differ.
+
+    Example:
+        >>> block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+        >>> rewritten_for_inference(block, torch.ones(1, 3, 8, 8))[1]
+        ('batch_norm(conv(x, A)) = conv(x, A s) (1x)',)
+    """
+    if any(one.training for one in model.modules()):
+        raise TightropeError("the model trains. Call model.eval() first.")
+    with torch.no_grad():
+        whole = exported(model, args, {})
+        found = _forms(whole, ExportedValues(whole, frozen=True), [CostWeights(1.0, 0.0)], frozen=True)
+        form, rules = next(found, (whole, ()))
+        if not rules:
+            raise TightropeError("no form of this model is faster by our rules.")
+        constant_fold(form.eval())
+        both = [[x for x in tree_leaves(one(*args)) if isinstance(x, Tensor)] for one in (form, model)]
+        far = max(map(difference, *both), default=0.0)
+    if not far <= WHOLE_STEP:
+        raise TightropeError(f"the form differs from the model by {far:.1e} on this example. Use the model.")
+    return form, rules
+
+
 class Solved(NamedTuple):
     """A part, priced with every form that rules give, and the one that was extracted."""
 
@@ -180,14 +221,16 @@ class Solved(NamedTuple):
         return [why[choice[one]] for one in self.costs.needed(choice) or [] if choice[one] in why]
 
 
-def solve_part(part: Section, weights: CostWeights, *, end: float = math.inf) -> Solved | None:
+def solve_part(
+    part: Section, weights: CostWeights, *, end: float = math.inf, frozen: bool = False
+) -> Solved | None:
     """Find the cheapest form of a part until some time; None where it has no ops."""
     if not part.roots:
         return None
     if not part.graph.applied:
         saturate(part.graph, RULES, end=end)
     roots = [part.classes[one] for one in part.roots]
-    costs = FormCosts(part.graph, roots, [part.classes[one] for one in part.kept], weights)
+    costs = FormCosts(part.graph, roots, [part.classes[one] for one in part.kept], weights, frozen=frozen)
     return Solved(costs, extract(costs, seconds=min(_SECONDS_OF_PART, end - time.monotonic())))
 
 
@@ -211,6 +254,8 @@ def equal_part(one: Solved) -> bool:
 
 def _drawn_leaf(spec: Spec) -> Tensor:
     made = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
+    if spec.dtype.is_floating_point and spec.shape[1:] == () and not spec.grad:
+        return made.uniform_(0.5, 1.5)  # such as variances
     made = made.normal_() if spec.dtype.is_floating_point else made.zero_()  # as indices, 0 is always right
     return made.requires_grad_(spec.grad)
 

@@ -43,18 +43,33 @@ class Extracted(NamedTuple):
 
 
 class FormCosts:
-    """The price of choices, of the classes that ``roots`` need; ops outside of the graph keep ``kept``."""
+    """The price of choices, of the classes that ``roots`` need; ops outside of the graph keep ``kept``.
+
+    Where weights are ``frozen``, what held leaves alone make is computed once, and free.
+    """
 
     def __init__(
-        self, graph: EGraph, roots: Iterable[ClassId], kept: Iterable[ClassId], weights: CostWeights
-    ) -> None:
+        self, graph: EGraph, roots: Iterable[ClassId], kept: Iterable[ClassId], weights: CostWeights,
+        *, frozen: bool = False,
+    ) -> None:  # fmt: skip
         self.graph, self.weights = graph, weights
         self.roots, self.kept = [graph.find(one) for one in roots], {graph.find(one) for one in kept}
         self.facts: dict[ENode, Facts] = {n: graph.facts(n) for nodes in graph.nodes.values() for n in nodes}
+        self.once: set[ClassId] = set()  # classes that are computed once and cost nothing: where weights stay
+        while frozen and (fresh := {at for at in graph.nodes if at not in self.once and self._constant(at)}):
+            self.once |= fresh
 
-    def own(self, node: ENode) -> float:
-        """What running a node costs, and what it keeps besides its inputs and its result."""
+    def _constant(self, one: ClassId) -> bool:
+        return any(
+            node.args[1] if node.op == "leaf" else all(self.graph.find(x) in self.once for x in node.children)
+            for node in self.graph.nodes[one]
+        )
+
+    def own(self, one: ClassId, node: ENode) -> float:
+        """What running a node of a class costs, and what it keeps besides its inputs and its result."""
         facts, new = self.facts[node], _NEW if node in self.graph.why else 0.0
+        if one in self.once:
+            return new
         return new + self.weights.seconds * facts.seconds * _MS + self.weights.mib * facts.own / _MIB
 
     def held(self, one: ClassId, node: ENode) -> Bytes:
@@ -107,7 +122,7 @@ class FormCosts:
                 one = find(choice[one].children[view])
             bases.add(one)
         held = sum(self.held(one, choice[one]) for one in bases)
-        return self.weights.mib * held / _MIB + sum(self.own(choice[one]) for one in order)
+        return self.weights.mib * held / _MIB + sum(self.own(one, choice[one]) for one in order)
 
 
 def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
@@ -122,7 +137,7 @@ def extract(costs: FormCosts, *, seconds: float = 5.0) -> Extracted:
     of, stack = Columns(), list(costs.roots)
     while stack:
         if (one := stack.pop()) not in of:
-            of[one] = {node: highs.addBinary(costs.own(node)) for node in graph.nodes[one]}
+            of[one] = {node: highs.addBinary(costs.own(one, node)) for node in graph.nodes[one]}
             stack += [graph.find(child) for node in of[one] for child in node.children]
     _choose_rows(costs, highs, of)
     _keep_rows(costs, highs, of)

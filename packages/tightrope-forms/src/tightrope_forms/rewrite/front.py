@@ -18,23 +18,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from tightrope.core import TightropeError
-from tightrope_forms.rewrite.egraph import (
-    ClassId,
-    EGraph,
-    Facts,
-    Spec,
-    aten,
-    facts_of,
-    frozen,
-    spec_of,
-    thawed,
-)
+from tightrope_forms.rewrite.egraph import ClassId, EGraph, Facts, Spec, facts_of, frozen, spec_of, thawed
 from tightrope_forms.rewrite.extract import Choice
 
+aten: Final = torch.ops.aten
 _SHORTEST: Final = 6
 _LINES: Final = ("stack_trace", "nn_module_stack")
-_WRITING: Final = ("batch_norm", "instance_norm")
-_STAYING: Final = (*_WRITING, "dropout", "rand", "bernoulli", "normal")
+_STAYING: Final = ("dropout", "rand", "bernoulli", "normal")
 
 
 @dataclass
@@ -58,7 +48,7 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise TightropeError(f"torch.export says {said[0]:.200}") from error
     assert isinstance(made, fx.GraphModule)
-    checks = made.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default)
+    checks = made.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default)
     for node in checks:  # of what an example has anyway
         made.graph.erase_node(node)
     return made
@@ -70,7 +60,8 @@ class ExportedValues:
     Ops in place give new values instead, where no view sees the old ones: a plan overwrites what is free.
     """
 
-    def __init__(self, module: fx.GraphModule, fixed: Collection[int] = ()) -> None:
+    def __init__(self, module: fx.GraphModule, fixed: Collection[int] = (), *, frozen: bool = False) -> None:
+        self.held = ("get_attr", "placeholder")[: 1 if frozen else 2]  # cost nothing where they are kept
         inputs = module.graph.find_nodes(op="placeholder")
         self._fixed = {user for number in fixed for user in inputs[number].users}
         inner = (one for one in module.modules() if one is not module and isinstance(one, fx.GraphModule))
@@ -83,6 +74,8 @@ class ExportedValues:
             if node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(module)
             self.of[node] = spec_of(value) if isinstance(value, Tensor) else None
+            if frozen and isinstance(value, nn.Parameter):  # parts end where one activation of theirs goes on
+                self.of[node] = self.of[node]._replace(grad=value.is_floating_point())
             if node.op == "call_function":
                 with suppress(TightropeError):  # it stays as it is
                     self.facts[node] = self._facts(node.target, node)
@@ -97,12 +90,13 @@ class ExportedValues:
 
     def _undo_write(self, node: fx.Node) -> None:
         """Let an op give a new value for later ops, if no view sees the one that it writes over."""
-        if not (written := _written(node)) or (old := written[0]) is not node.args[0]:
+        written = _written(node)
+        if not written or node.args[:1] != (old := written[0],):
             return
         _, name, overload = str(node.target).split(".")
-        new = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
+        new: Any = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
         earlier = [one for one in (old, *old.users) if one in self.of]
-        if not node.target._schema.is_mutable or new is None or not all(map(self._own, earlier)):  # type: ignore[union-attr]
+        if torch.Tag.pointwise not in getattr(new, "tags", ()) or not all(map(self._own, earlier)):
             return
         with suppress(TightropeError):  # it has no such form
             if self._facts(new, node).value[:3] == self.of[old][:3]:
@@ -120,7 +114,8 @@ class ExportedValues:
         if node.target is operator.getitem:
             return self.stays(node.all_input_nodes[0])
         schema = getattr(node.target, "_schema", None)
-        return schema is None or schema.is_mutable or any(word in str(node.target) for word in _STAYING)
+        changes = schema is None or schema.is_mutable or _updates(node)
+        return changes or any(word in str(node.target) for word in _STAYING)
 
     def refuse_writes(self) -> None:
         """Refuse writes in place, but into inputs that only ops read that stay, which run in their order."""
@@ -130,7 +125,13 @@ class ExportedValues:
                 into = one.op == "placeholder" or one in wrote
                 if node not in self.of or not into or not all(map(self.stays, one.users)):
                     raise TightropeError(f"{node.target} writes in place.")
-                wrote |= {node} if node.target._schema.is_mutable else set()  # type: ignore[union-attr]
+                wrote |= {node} if node.target._schema.is_mutable else set()
+
+
+def _updates(node: fx.Node) -> bool:
+    """Tell whether an op is a norm that writes over its statistics."""
+    evaluated = node.target is aten.batch_norm.default and not node.args[5]
+    return not evaluated and any(word in str(node.target) for word in ("batch_norm", "instance_norm"))
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
@@ -139,7 +140,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
         return []
     given = dict(zip((one.name for one in schema.arguments), node.args, strict=False)) | node.kwargs
     names = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    if any(word in str(node.target) for word in _WRITING):
+    if _updates(node):
         names += ["running_mean", "running_var"]
     found: list[fx.Node] = []
     fx.map_arg([given.get(name) for name in names], found.append)
@@ -183,7 +184,7 @@ def _section(nodes: list[fx.Node], values: ExportedValues) -> Section:
         args, inputs = _frozen(node)
         for one in inputs:
             if one not in made.classes:
-                held = one.op in ("get_attr", "placeholder")
+                held = one.op in values.held
                 made.classes[one] = made.graph.leaf(values.of[one], held=held)
                 made.leaves.append(one)
                 key.append((values.of[one], held))

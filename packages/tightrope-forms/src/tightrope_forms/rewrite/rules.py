@@ -101,7 +101,7 @@ def _all_match(g: EGraph, patterns: tuple[Any, ...], given: list[Any], match: Ma
 
 _MUL, _ADD, _DIV = aten.mul.Tensor, aten.add.Tensor, aten.div.Tensor
 _LINEAR, _CONV = aten.linear.default, aten.conv2d.default
-_RELU, _CAT = aten.relu.default, aten.cat.default
+_RELU, _CAT, _NORM = aten.relu.default, aten.cat.default, aten.batch_norm.default
 
 
 def _op(*ops: Any) -> Callable[..., Term]:
@@ -250,6 +250,41 @@ def _linears(g: EGraph) -> Pairs:
             sizes = [_shape(g, given[1])[0] for _, given in group]
             parts = g.make(aten.split_with_sizes.default, whole, sizes, -1)
             yield [(one, g.make(GETITEM, parts, at)) for at, (one, _) in enumerate(group)]
+
+
+def _affine(g: EGraph, given: list[Any]) -> tuple[Any, Any] | None:
+    """Say what a batch norm of fixed statistics multiplies by and adds."""
+    _, scale, shift, mean, variance, training, _, eps, _ = given
+    if training or mean is None or variance is None or len(_shape(g, given[0])) != 4:
+        return None
+    by = g.make(aten.rsqrt.default, g.make(_ADD, variance, eps))
+    by = by if scale is None else g.make(_MUL, by, scale)
+    moved = g.make(_MUL, mean, by)
+    return by, g.make(aten.neg.default, moved) if shift is None else g.make(aten.sub.Tensor, shift, moved)
+
+
+@rule("batch_norm(conv(x, A)) = conv(x, A s)")
+def _folded_norm(g: EGraph) -> Pairs:
+    for one, given, _ in g.all_by(_NORM):
+        by, shift = _affine(g, given) or (None, None)
+        for (x, weight, *rest), named in g.by(given[0], _CONV) if by is not None else ():
+            with suppress(TightropeError):  # of other types
+                scaled = g.make(_MUL, weight, g.make(aten.reshape.default, by, [-1, 1, 1, 1]))
+                own = (
+                    g.make(_ADD, g.make(_MUL, rest[0], by), shift) if rest and rest[0] is not None else shift
+                )
+                yield [(one, g.make(_CONV, x, scaled, own, *rest[1:], **named))]
+
+
+@rule("batch_norm(x) = conv(x, s)")  # which a sum with another convolution takes in
+def _norm_conv(g: EGraph) -> Pairs:
+    for one, given, _ in g.all_by(_NORM):
+        summed = any(one in (a, b) for _, (a, b, *_), _ in g.all_by(_ADD))
+        if summed and (fixed := _affine(g, given)):
+            with suppress(TightropeError):  # of other types
+                weight = g.make(aten.diag_embed.default, fixed[0])
+                weight = g.make(aten.reshape.default, weight, [*_shape(g, weight), 1, 1])
+                yield [(one, g.make(_CONV, given[0], weight, fixed[1]))]
 
 
 @rule("conv(x, A) + conv(x, B) = conv(x, A + pad(B))")

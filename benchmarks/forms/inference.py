@@ -1,0 +1,81 @@
+"""Inference of branches that were merged, against what compilers make of the branches (R4)."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from benchmarks.forms.hypergraphs import _over
+from tightrope_forms.compiled import rewritten_for_inference
+
+
+class BranchedBlock(nn.Module):
+    """A 3x3 and a 1x1 convolution and the identity, each with a batch norm, and a sum (Ding et al., 2021)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.narrow = nn.Conv2d(width, width, 1, bias=False)
+        norms = [nn.BatchNorm2d(width) for _ in range(3)]
+        self.norms = nn.ModuleList(norms)
+        for one in norms:  # as if it had been trained
+            nn.init.normal_(one.get_buffer("running_mean"), 0, 0.5)
+            nn.init.uniform_(one.get_buffer("running_var"), 0.5, 2)
+            nn.init.uniform_(one.weight, 0.5, 1.5)
+            nn.init.normal_(one.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branches."""
+        first, second, third = self.norms
+        return torch.relu(first(self.wide(x)) + second(self.narrow(x)) + third(x))
+
+
+def merged(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]:
+    """R4: print the time of a net of branches, by compilers, over that of its form, by the same compilers."""
+    import torch._inductor.config as inductor
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(BranchedBlock(64) for _ in range(4))).eval(), torch.randn(1, 64, 56, 56)
+    form, rules = rewritten_for_inference(model, x)
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad(), inductor.patch(freezing=True):
+        right, made = model(x), list[dict[str, Callable[[], Any]]]()
+        for one in (model, form):
+            made.append(
+                {"eager": partial(one, x), "torch.compile with freezing": partial(torch.compile(one), x)}
+            )
+            try:
+                made[-1]["onnxruntime, all optimisations"] = _onnx(one, x)
+            except ImportError as error:
+                console.print(f"onnxruntime is missing ({error}): pip install onnx onnxscript onnxruntime")
+        peers, ours = made
+        off = max(
+            float((torch.as_tensor(own()) - right).abs().max() / right.abs().max()) for own in ours.values()
+        )
+        for (name, peer), (by, own) in product(peers.items(), list(ours.items())[1:]):
+            rows.append({"net": name, "form": by, "ratio": _over(peer, own, 0, pairs), "off": off})
+            console.print(f"net by {name:<31} over form by {by:<31}{rows[-1]['ratio']:.3f}x")
+    console.print(f"off by {off:.0e}; {', '.join(rules)}", markup=False, soft_wrap=True)
+    return rows
+
+
+def _onnx(model: nn.Module, x: Tensor) -> Callable[[], Any]:
+    """Run a model in one thread of onnxruntime, with all of its optimisations."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    with TemporaryDirectory() as folder:
+        torch.onnx.export(  # type: ignore[no-untyped-call]
+            model, (x,), f"{folder}/model.onnx", dynamo=True, verbose=False
+        )
+        session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, ["CPUExecutionProvider"])
+    name, given = session.get_inputs()[0].name, x.numpy()
+    return lambda: session.run(None, {name: given})[0]
