@@ -74,7 +74,7 @@ class ExportedValues:
             if node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(module)
             self.of[node] = spec_of(value) if isinstance(value, Tensor) else None
-            if frozen and isinstance(value, nn.Parameter):  # parts end where one activation of theirs goes on
+            if frozen and (isinstance(value, nn.Parameter) or node.op == "placeholder") and self.of[node]:
                 self.of[node] = self.of[node]._replace(grad=value.is_floating_point())
             if node.op == "call_function":
                 with suppress(TightropeError):  # it stays as it is
@@ -159,12 +159,18 @@ def _frozen(node: fx.Node) -> tuple[Any, list[fx.Node]]:
 
 
 def sections(module: fx.GraphModule, values: ExportedValues) -> list[Section]:
-    """Cut an exported graph into parts where one activation with a gradient goes on."""
+    """Cut an exported graph into parts where one activation with a gradient goes on.
+
+    Where weights are frozen, inputs and all that they make count as such.
+    """
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     place = {node: at for at, node in enumerate(nodes)}
-    last = {node: max((place.get(user, len(nodes)) for user in node.users), default=-1) for node in nodes}
+    live = {node for node in module.graph.nodes if node.op == "placeholder" and node.op not in values.held}
+    last = {
+        node: max((place.get(user, len(nodes)) for user in node.users), default=-1)
+        for node in (*live, *nodes)
+    }
     parts: list[list[fx.Node]] = [[]]
-    live: set[fx.Node] = set()
     for at, node in enumerate(nodes):
         parts[-1].append(node)
         live = {one for one in (*live, node) if last[one] > at and _has_grad(values.of.get(one))}
