@@ -246,12 +246,20 @@ class OrderProof:
         Raises:
             CaptureError: says which.
         """
-        if not self.needs.intersect(self.new.lex_ge_union_map(self.new)).is_empty():
+        times = self.needs.apply_domain(self.new).apply_range(self.new)
+        width = range(len(self.program.statements[0].when))
+        a, b = (f"[{', '.join(f'{side}{k}' for k in width)}]" for side in "ab")
+
+        def some(condition: str) -> bool:
+            return not times.intersect(self.isl.UnionMap(f"{{ {a} -> {b} : {condition} }}")).is_empty()
+
+        def alike(until: int, *last: str) -> str:
+            return " and ".join([*(f"a{k} = b{k}" for k in range(until)), *last])
+
+        if some(" or ".join([*(alike(at, f"a{at} > b{at}") for at in width), alike(len(width))])):
             raise CaptureError("isl finds a dependence that the order reverses")
-        apart = self.needs.apply_domain(self.new).apply_range(self.new).deltas()
         for at in self.program.parallel:
-            place = ["0"] * at + [f"x{k}" for k in range(at, len(self.program.statements[0].when))]
-            if not apart.intersect(self.isl.UnionSet(f"{{ [{', '.join(place)}] : x{at} != 0 }}")).is_empty():
+            if some(alike(at, f"a{at} != b{at}")):
                 raise CaptureError(f"isl finds a dependence along place {at}, which is said to be parallel")
 
     def fits(self, name: str, cells: Sequence[int]) -> bool:
