@@ -60,7 +60,7 @@ def merged(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]
         )
         for (name, peer), (by, own) in product(peers.items(), list(ours.items())[1:]):
             rows.append({"net": name, "form": by, "ratio": _over(peer, own, 0, pairs), "off": off})
-            console.print(f"net by {name:<31} over form by {by:<31}{rows[-1]['ratio']:.3f}x")
+            console.print(f"net by {name:<31} over form by {by:<31}{rows[-1]['ratio']:.3f}x", soft_wrap=True)
     console.print(f"off by {off:.0e}; {', '.join(rules)}", markup=False, soft_wrap=True)
     return rows
 
