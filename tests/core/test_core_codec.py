@@ -28,6 +28,7 @@ from tightrope.core import (
     Phase,
     Plan,
     PlanFileError,
+    QualityLimit,
     Reason,
     Schedule,
     Storage,
@@ -140,11 +141,28 @@ PLANS = st.builds(
     ),
     reasons=st.lists(REASONS, max_size=4, unique_by=lambda reason: reason.storage).map(tuple),
     limits=st.builds(
-        Limits, st.lists(BYTES, max_size=3).map(tuple), st.none() | NUMBERS, st.none() | NUMBERS
+        Limits,
+        st.lists(BYTES, max_size=3).map(tuple),
+        st.none() | NUMBERS,
+        st.none() | NUMBERS,
+        st.none()
+        | st.builds(
+            QualityLimit,
+            st.just(("degrees", "accuracy")),
+            st.tuples(st.booleans(), st.booleans()),
+            st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(tuple),
+        ),
     ),
     machine=TEXT,
     planner=TEXT,
 )
+
+
+def test_a_plan_without_the_limit_on_quality_is_read() -> None:
+    """Older files have no such field."""
+    tree = json.loads(dump_plan(PLAN))
+    del tree["limits"]["quality"], tree["forecast"]["quality"]
+    assert load_plan(json.dumps(tree).encode()) == PLAN
 
 
 @given(PLANS)
@@ -189,6 +207,8 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("reasons.0.text", [None, 5, "x" * 10_001, "\ud800"]),
         ("limits.seconds", [-1.0, "1", True, []]),
         ("limits.bytes", [[-1], [0.5], None]),
+        ("limits.quality", [1, [], {}, {"metrics": ["a"]}, {"metrics": [], "rising": [], "corners": []}]),
+        ("forecast.quality", [None, ["1"], [0.5]]),
         ("schema", [*ANYWHERE, 0, 1, 3, -1, 1.0]),
     ],
     "graph": [
@@ -431,6 +451,17 @@ def test_any_json_in_any_field_is_refused_or_means_something(
         msgspec.structs.replace(PLAN, limits=Limits(seconds=float("nan"))),
         msgspec.structs.replace(PLAN, forecast=Forecast(1, 2, 3, joules=float("inf"))),
         msgspec.structs.replace(PLAN, schedule=Schedule((Compute(-1),))),
+        msgspec.structs.replace(PLAN, forecast=Forecast(1, 2, 3, quality=(1.0,))),
+        *(
+            msgspec.structs.replace(PLAN, limits=Limits(quality=QualityLimit(*given)))
+            for given in (
+                ((), (), ()),
+                (("a", "a"), (True, True), ()),
+                (("a",), (True, False), ()),
+                (("a",), (True,), ((1.0, 2.0),)),
+                (("a",), (True,), ((float("inf"),),)),
+            )
+        ),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(plan: Plan) -> None:

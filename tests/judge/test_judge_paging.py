@@ -23,6 +23,7 @@ from tightrope.core import (
     PageIn,
     PageOut,
     Plan,
+    QualityLimit,
     Result,
     Schedule,
     Step,
@@ -234,6 +235,23 @@ def test_limits_of_a_slower_tier_and_of_another_machine_are_checked() -> None:
         limits=Limits((good.budget, 127)), machine=good.machine,
     )  # fmt: skip
     assert problems(GRAPH, tight, machine()) == ["limits: 127 bytes of tier 1 allowed, 128 taken."]
+    limit = QualityLimit(("degrees", "accuracy"), (True, False), ((5.0, 0.9), (2.0, 0.8)))
+    for values, said in (
+        ((5.0, 0.9), None),
+        ((2.0, 0.85), None),
+        ((), "limits: quality is limited by degrees, accuracy; 0 values were measured."),
+        ((1.0, 0.7), "limits: quality: accuracy is 0.7, and the limit 0.9."),
+        ((6.0, 0.95), "limits: quality: degrees is 6.0, and the limit 5.0."),
+        ((float("nan"), 1.0), "limits: quality: degrees is nan, and the limit 5.0."),
+    ):
+        forecast = msgspec.structs.replace(good.forecast, quality=values)
+        limited = msgspec.structs.replace(good, forecast=forecast, limits=Limits(quality=limit))
+        assert problems(GRAPH, limited, machine()) == ([] if said is None else [said])
+        assert limit.allows(values) == (said is None)
+    nothing = msgspec.structs.replace(
+        limited, limits=Limits(quality=QualityLimit(("a", "b"), (True, True), ()))
+    )
+    assert "quality allows no values" in problems(GRAPH, nothing, machine())[0]
     other = Machine("another", machine().tiers, watts=1.0)
     assert "made for 'two tiers', this one is 'another'" in problems(GRAPH, good, other)[0]
 

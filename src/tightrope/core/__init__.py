@@ -46,7 +46,7 @@ from tightrope.core.executable import (
     Wire,
 )
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
-from tightrope.core.machine import DeviceLink, Limits, Machine, RankGroup, Tier
+from tightrope.core.machine import DeviceLink, Limits, Machine, QualityLimit, RankGroup, Tier
 from tightrope.core.plan import (
     Compute,
     Forecast,
@@ -153,6 +153,7 @@ __all__ = [
     "Phase",
     "Plan",
     "PlanFileError",
+    "QualityLimit",
     "RankError",
     "RankGroup",
     "Reason",

@@ -274,6 +274,34 @@ def _check_links(machine: Machine) -> None:
             )
 
 
+class QualityLimit(msgspec.Struct, frozen=True):
+    """Metrics of nets at which an application works: nowhere worse than at one of the corners.
+
+    Attributes:
+        metrics: their names, such as ``degrees``; nothing else has an order here.
+        rising: for each metric, whether a larger value is worse.
+        corners: values of the metrics at which the application worked; none = nothing is allowed.
+
+    Example:
+        >>> limit = QualityLimit(("degrees", "accuracy"), (True, False), ((5.0, 0.9), (2.0, 0.8)))
+        >>> limit.allows((1.5, 0.85)), limit.allows((4.0, 0.85)), limit.allows((float("nan"), 1.0))
+        (True, False, False)
+    """
+
+    metrics: tuple[str, ...]
+    rising: tuple[bool, ...]
+    corners: tuple[tuple[float, ...], ...]
+
+    def allows(self, values: tuple[float, ...]) -> bool:
+        """Tell whether values of the metrics, in their order, are nowhere worse than at a corner."""
+        if len(values) != len(self.metrics):
+            return False
+        return any(
+            all(v <= c if up else v >= c for v, c, up in zip(values, corner, self.rising, strict=True))
+            for corner in self.corners
+        )
+
+
 class Limits(msgspec.Struct, frozen=True):
     """What a plan must keep to.
 
@@ -281,8 +309,10 @@ class Limits(msgspec.Struct, frozen=True):
         bytes: total bytes per tier, tier 0 first; empty = unlimited.
         seconds: largest time of the step, None = unlimited.
         joules: largest energy of the step, None = unlimited.
+        quality: metrics that the nets have to reach, None = any; `Forecast.quality` says what they reach.
     """
 
     bytes: tuple[Bytes, ...] = ()
     seconds: float | None = None
     joules: float | None = None
+    quality: QualityLimit | None = None

@@ -101,6 +101,7 @@ class Forecast(msgspec.Struct, frozen=True):
         base_ns: time of running every op once.
         joules: energy, 0 where the machine does not tell.
         tiers: largest number of bytes held in each slower tier, tier 1 first; empty without paging.
+        quality: measured values of the metrics of `Limits.quality`, in their order; empty = not measured.
     """
 
     persistent: Bytes
@@ -111,6 +112,7 @@ class Forecast(msgspec.Struct, frozen=True):
     base_ns: Nanoseconds = 0
     joules: float = 0.0
     tiers: tuple[Bytes, ...] = ()
+    quality: tuple[float, ...] = ()
 
     @property
     def total(self) -> Bytes:
@@ -270,7 +272,17 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             "proved": f"no plan needs less than {format_bytes(self.certificate.lower_bound)}"
             + ("; none is faster" if self.certificate.proved and self.forecast.ns else ""),
             "planner": self.planner,
+            **({"quality": self._quality()} if self.limits.quality is not None else {}),
         }
+
+    def _quality(self) -> str:
+        limit, values = self.limits.quality, self.forecast.quality
+        assert limit is not None
+        if not values:
+            return f"limited by {', '.join(limit.metrics)}, not measured"
+        inside = "inside" if limit.allows(values) else "outside"
+        named = zip(limit.metrics, values, strict=True)
+        return f"{', '.join(f'{name} {value:.4g}' for name, value in named)}: {inside} of the limit"
 
     def diff(self, other: "Plan") -> PlanDiff:
         """Compare with a later plan.
@@ -389,6 +401,25 @@ def check_plan(plan: Plan) -> None:
     ):
         if amount is not None and not 0 <= amount < math.inf:
             refuse(f"plan: $.{where}", amount, "a finite number that is not negative")
+    _check_quality(plan)
+
+
+def _check_quality(plan: Plan) -> None:
+    limit, values = plan.limits.quality, plan.forecast.quality
+    num = 0 if limit is None else len(limit.metrics)
+    if limit is not None:
+        if not num or len(set(limit.metrics)) < num:
+            refuse("plan: $.limits.quality.metrics", limit.metrics, "names, each once")
+        if len(limit.rising) != num:
+            refuse("plan: $.limits.quality.rising", limit.rising, f"one for each of the {num} metrics")
+    corners = () if limit is None else limit.corners
+    few(corners, "plan: $.limits.quality.corners")
+    for where, one in (
+        *((f"limits.quality.corners[{k}]", corner) for k, corner in enumerate(corners)),
+        *((("forecast.quality", values),) if values else ()),
+    ):
+        if len(one) != num or not all(map(math.isfinite, one)):
+            refuse(f"plan: $.{where}", one, f"{num} finite numbers, one for each metric of the limit")
 
 
 def _check_steps(plan: Plan) -> None:

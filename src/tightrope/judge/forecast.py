@@ -1,9 +1,10 @@
 """Compare what a plan says about itself with what its executable does."""
 
 import math
+from collections.abc import Sequence
 from itertools import accumulate
 
-from tightrope.core import Bytes, Graph, JudgeError, Machine, Plan, StorageId
+from tightrope.core import Bytes, Graph, JudgeError, Machine, Plan, QualityLimit, StorageId
 from tightrope.judge.footprint import Walk
 
 
@@ -58,6 +59,31 @@ def check_limits(plan: Plan) -> None:
         raise JudgeError(f"limits: {limits.seconds} seconds allowed, {taken.ns} ns taken.")
     if limits.joules is not None and taken.joules > limits.joules:
         raise JudgeError(f"limits: {limits.joules} joules allowed, {taken.joules} taken.")
+    if limits.quality is not None:
+        _check_quality(limits.quality, taken.quality)
+
+
+def _check_quality(limit: QualityLimit, values: Sequence[float]) -> None:
+    """Refuse metrics that are not measured, or worse somewhere than at each corner.
+
+    Raises:
+        JudgeError: names the metrics and their values; of one corner, the metric that is worse.
+    """
+    if len(values) != len(limit.metrics):
+        names = ", ".join(limit.metrics)
+        raise JudgeError(f"limits: quality is limited by {names}; {len(values)} values were measured.")
+    worse = [
+        [
+            f"{name} is {value}, and the limit {end}"
+            for name, value, end, up in zip(limit.metrics, values, corner, limit.rising, strict=True)
+            if not (value <= end if up else end <= value)
+        ]
+        for corner in limit.corners
+    ]
+    if not worse:
+        raise JudgeError("limits: quality allows no values: the application worked nowhere.")
+    if all(worse):
+        raise JudgeError(f"limits: quality: {'; '.join(min(worse, key=lambda one: len(one)))}.")
 
 
 def _inside_peak(walk: Walk) -> Bytes:
