@@ -139,6 +139,8 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
     ("quality", "region"): "output",
     ("quality", "smallest"): "word",
     ("quality", "save"): "output",
+    ("quality", "micro"): "machine",
+    ("quality", "output"): "folder",
     ("micro compile", "output"): "folder",
     ("micro dsp", "output"): "folder",
     ("micro tune", "output"): "folder",
@@ -147,7 +149,8 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
 FINE: Final = {
     ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
     ("select", "study", ""), ("place-tasks", "without", ""), ("tables plan", "without", ""),
-    ("parity", "accept", ""), ("quality", "smallest", ""),
+    ("parity", "accept", ""), ("quality", "smallest", ""), ("quality", "micro", ""), ("quality", "ram", ""),
+    ("quality", "flash", ""),
 }  # fmt: skip
 
 

@@ -26,11 +26,12 @@ from benchmarks.differ.photos import write_photos
 from benchmarks.differ.planted import PLANTED, SOURCE, PlantedDifference, line_with
 from benchmarks.micro.rows import Row
 from tightrope.cli.target import called
+from tightrope_differ.images.files import images_in
 from tightrope_differ.images.places import CallPlaces
+from tightrope_differ.nets.lowerings import onnx_file
 from tightrope_differ.parity import ImageNet, ParityOptions, compare, pin_net, pinned_pipeline
 from tightrope_differ.parity.compare import asked_for, groups
-from tightrope_differ.parity.lowerings import onnx_file
-from tightrope_differ.parity.pipeline import image_net, images_in
+from tightrope_differ.parity.pipeline import image_net
 from tightrope_differ.values.parity import JUDGED, ParityReport
 
 DIFFERENT: Final = (

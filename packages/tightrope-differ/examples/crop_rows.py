@@ -6,6 +6,8 @@ One net sees the heading, and one sees the distance from the middle of the row. 
 drives of 60 m touch no plant. Simulator, camera and nets are all here.
 """
 
+from functools import cache
+
 import numpy as np
 import torch
 from torch import nn
@@ -71,6 +73,7 @@ def pictures(offset, heading, rng):
     return (light * (rows * (1 + leaves) + weeds))[:, None].astype(np.float32)
 
 
+@cache
 def examples(num, seed):
     """Draw pictures with what a net has to answer: 10 degrees and a tenth of the width are 1."""
     rng = np.random.default_rng(seed)
@@ -109,14 +112,18 @@ def seeing():
     )
 
 
-def measured(nets, seed=10_000):
-    """Give the root of the mean squared error of each net on pictures that none was trained on."""
+@cache
+def error(name, net, seed):
+    """Give the root of the mean squared error of a net on pictures that none was trained on."""
     seen, answers = examples(1000, seed)
     with torch.no_grad():
-        errors = {
-            name: float((net(seen) - answers[name]).square().mean().sqrt()) for name, net in nets.items()
-        }
-    return {"heading": errors["heading"] * 10, "distance": errors["distance"] / 10}
+        return float((net(seen) - answers[name]).square().mean().sqrt())
+
+
+def measured(nets, seed=10_000):
+    """Give the errors of both nets: degrees, and parts of the width of a row."""
+    heading, distance = (error(name, nets[name], seed) for name in ("heading", "distance"))
+    return {"heading": heading * 10, "distance": distance / 10}
 
 
 def application(**more):
@@ -129,14 +136,14 @@ def build():
     return application()
 
 
-def with_nets(seed=0):
+def with_nets(seed=0, steps=200):
     """Give the application with nets that are trained now, which takes about a minute."""
-    nets = {name: trained(name, seeing(), seed=seed) for name in ("heading", "distance")}
+    nets = {name: trained(name, seeing(), steps, seed) for name in ("heading", "distance")}
     sample = examples(DRIVES, 5)[0]
     return application(
         nets=nets,
         measure=measured,
         perceive=SeenByNets,
         samples=dict.fromkeys(nets, sample),
-        tune=lambda name, net: trained(name, net, steps=100, seed=seed),
+        tune=lambda name, net: trained(name, net, steps // 2, seed),
     )

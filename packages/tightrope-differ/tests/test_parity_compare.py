@@ -12,11 +12,12 @@ from torch import nn
 
 from tightrope.cli.target import called
 from tightrope.core import TightropeError
+from tightrope_differ.images.files import images_in
 from tightrope_differ.images.noises import IMAGE_NOISES
 from tightrope_differ.images.places import CallPlaces
 from tightrope_differ.parity import ImageNet, ParityOptions, compare, pin_net
 from tightrope_differ.parity.compare import asked_for
-from tightrope_differ.parity.pipeline import image_net, images_in
+from tightrope_differ.parity.pipeline import image_net
 from tightrope_differ.values.parity import LoweringDifference, ParityReport
 
 

@@ -9,8 +9,8 @@ from differ_cases import write_pictures
 from PIL import Image, ImageOps
 
 from tightrope_differ.images.noises import FILTERS, IMAGE_NOISES, resize_pillow, through_yuv
+from tightrope_differ.images.pinned import pillow_weights
 from tightrope_differ.images.places import CallPlaces, ImageSwap, upright
-from tightrope_differ.parity.pin import pillow_weights
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from tightrope.core import TightropeError
+from tightrope_differ.nets.variants import bytes_of, low_rank, pruned, variants
 from tightrope_differ.quality import Application, find_region
 from tightrope_differ.quality.choose import choose, flops_of, forms_of
-from tightrope_differ.quality.variants import bytes_of, low_rank, pruned, variants
 
 
 def net(channels: int = 16) -> nn.Module:
@@ -70,7 +70,7 @@ def test_forms_run_and_are_smaller() -> None:
 
 
 def test_pruning_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightrope_differ.quality.variants.find_spec", lambda name: None)
+    monkeypatch.setattr("tightrope_differ.nets.variants.find_spec", lambda name: None)
     with pytest.raises(TightropeError, match=r"pip install 'tightrope-differ\[prune\]'"):
         pruned(net(), SAMPLE, 0.5)
     assert [one.name for one in variants(net(), SAMPLE)] == [

@@ -72,7 +72,7 @@ def _check_quality(limit: QualityLimit, values: Sequence[float]) -> None:
     if len(values) != len(limit.metrics):
         names = ", ".join(limit.metrics)
         raise JudgeError(f"limits: quality is limited by {names}; {len(values)} values were measured.")
-    worse = [
+    worse: list[list[str]] = [
         [
             f"{name} is {value}, and the limit {end}"
             for name, value, end, up in zip(limit.metrics, values, corner, limit.rising, strict=True)
@@ -83,7 +83,8 @@ def _check_quality(limit: QualityLimit, values: Sequence[float]) -> None:
     if not worse:
         raise JudgeError("limits: quality allows no values: the application worked nowhere.")
     if all(worse):
-        raise JudgeError(f"limits: quality: {'; '.join(min(worse, key=lambda one: len(one)))}.")
+        nearest = min(worse, key=len)
+        raise JudgeError(f"limits: quality: {'; '.join(nearest)}.")
 
 
 def _inside_peak(walk: Walk) -> Bytes:

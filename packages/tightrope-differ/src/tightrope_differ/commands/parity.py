@@ -55,8 +55,8 @@ def parity(
 
     with CallPlaces() as places:
         reference = _built(target)
+        from tightrope_differ.images.files import images_in
         from tightrope_differ.parity.compare import ParityOptions, asked_for, compare
-        from tightrope_differ.parity.pipeline import images_in
 
         asked, accepted = asked_for(against), asked_for(accept)
         others: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def _built(target: str) -> "ImageNet":
     except TightropeError as error:
         if error.__cause__ is None:
             raise
-        from tightrope_differ.parity.pipeline import where_it_failed
+        from tightrope_differ.lines import where_it_failed
 
         raise TightropeError(f"{target!r} failed: {where_it_failed(error.__cause__)}.") from error
     from tightrope_differ.parity.pipeline import image_net

@@ -10,27 +10,21 @@ Gaps        Pixels in 8 bits, grey or RGB. Resizes of tensors and other librarie
 
 import io
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tightrope_differ.lines import user_line
+
 Pixels: TypeAlias = NDArray[np.uint8]
 """Height x width x 3 in RGB, or height x width in grey."""
 DECODE, COLOUR, RESIZE = "decode", "colour", "resize"
-_FOREIGN: Final = tuple(
-    {*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
-)
-
-
 _ORIENTATION: Final = 274
 """Number of the tag of EXIF."""
 
@@ -81,26 +75,6 @@ class PlaceCall:
     given: Any
     made: Any
     how: Any = None
-
-
-def user_line(frame: FrameType | None) -> str:
-    """Find the innermost line that is the user's: of no library, of no file of ours."""
-    while frame is not None and is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-@cache
-def is_foreign(file: str) -> bool:
-    """Tell whether a file belongs to Python, to what is installed, or to us."""
-    return file.startswith(("<", *_FOREIGN)) or "site-packages" in file
-
-
-@cache
-def short(file: str) -> str:
-    """Name a file from the current folder, where it lies there."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 @dataclass

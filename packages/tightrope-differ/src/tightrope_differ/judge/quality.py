@@ -3,7 +3,8 @@
 Idea        Every accepted corner has to be a run that works with no failure inside its box, every rejected
             corner a run that fails. Shares are measured anew, by slabs along the last metric.
 Guarantee   Passes exactly when every corner follows from the runs, no run in the region failed, every clash
-            is named, and both shares are right within 1e-9.
+            is named, and both shares are right within 1e-9. A choice keeps all limits, and the limit on
+            quality is that of the region.
 Complexity  O(runs^metrics).
 Gaps        Whether the runs took place cannot be seen from the file.
 """
@@ -13,7 +14,7 @@ from itertools import pairwise
 from math import isfinite
 
 from tightrope.core import JudgeError
-from tightrope_differ.values.quality import QualityRegion, QualityReport
+from tightrope_differ.values.quality import BoardFigures, QualityRegion, QualityReport
 
 
 def check_region(region: QualityRegion) -> None:
@@ -53,32 +54,67 @@ def check_region(region: QualityRegion) -> None:
 
 
 def check_choice(report: QualityReport) -> None:
-    """Refuse a choice of forms that its region does not hold, or that is not the cheapest that worked.
+    """Refuse a choice that a limit does not hold, or that is not the cheapest that worked.
 
     Raises:
-        JudgeError: names the forms.
+        JudgeError: names the limit or the forms.
     """
-    check_region(report.region)
+    region, before = report.region, 0
+    check_region(region)
+    _check_limit(report)
     for at, one in enumerate(report.tried):
         cost = one.flops if report.goal == "flops" else one.bytes
-        if at and cost < (
-            report.tried[at - 1].flops if report.goal == "flops" else report.tried[at - 1].bytes
-        ):
+        if cost < before:
             raise JudgeError(f"{one.name!r:.99} was tried after what is more expensive.")
-        worst = [one.values.get(metric.name, float("nan")) for metric in report.region.metrics]
-        inside = any(
-            all(
-                (value - run_value) * (metric.worst - metric.best) <= 0
-                for metric, value, run_value in zip(
-                    report.region.metrics, worst, report.region.runs[run].values, strict=True
-                )
-            )
-            for run in report.region.accepted
-        )
-        if inside != (one.margin is not None):
+        before = cost
+        values = [one.values.get(metric.name, float("nan")) for metric in region.metrics]
+        inside = any(_no_worse(region, values, region.runs[run].values) for run in region.accepted)
+        if inside == ("quality" in one.broken):
             raise JudgeError(f"{one.name!r:.99} is {'inside' if inside else 'outside'} of the region.")
-        if one.margin is not None and one.margin > 0 and at + 1 < len(report.tried):
-            raise JudgeError(f"{one.name!r:.99} works, and more expensive forms were tried after it.")
+        over = [] if one.board is None else _over(report, one.board)
+        if over != [name for name in one.broken if name != "quality"]:
+            raise JudgeError(f"{one.name!r:.99} breaks {over or 'no limits'} of the board, not {one.broken}.")
+        if not one.broken and one.margin is None:
+            raise JudgeError(f"{one.name!r:.99} is inside of the region and all limits, and was not run.")
+        if one.margin is not None and one.margin > 0:
+            if one.broken:
+                raise JudgeError(f"{one.name!r:.99} breaks {one.broken}, and is said to work.")
+            if at + 1 < len(report.tried):
+                raise JudgeError(f"{one.name!r:.99} works, and more expensive forms were tried after it.")
+    if report.emulated is not None and (over := _over(report, report.emulated)):
+        raise JudgeError(f"on the emulated board the forms that were chosen break {', '.join(over)}.")
+
+
+def _check_limit(report: QualityReport) -> None:
+    limit, region = report.limits.quality, report.region
+    if limit is None:
+        if report.tried:
+            raise JudgeError("forms of nets were tried without a limit on quality.")
+        return
+    axes = [(metric.name, metric.best < metric.worst) for metric in region.metrics]
+    if list(zip(limit.metrics, limit.rising, strict=False)) != axes or len(limit.rising) != len(axes):
+        raise JudgeError(f"the limit on quality is of {', '.join(limit.metrics)}, unlike the region.")
+    if sorted(limit.corners) != sorted(tuple(region.runs[at].values) for at in region.accepted):
+        raise JudgeError(f"the limit on quality has {len(limit.corners)} corners that are not the region's.")
+
+
+def _no_worse(region: QualityRegion, values: Sequence[float], corner: Sequence[float]) -> bool:
+    return all(
+        (value - end) * (metric.worst - metric.best) <= 0
+        for metric, value, end in zip(region.metrics, values, corner, strict=True)
+    )
+
+
+def _over(report: QualityReport, figures: BoardFigures) -> list[str]:
+    """Name the limits of a board that figures are over, or figures that are none."""
+    limits, found = report.limits, []
+    if not limits.bytes or not 0 <= figures.ram <= limits.bytes[0]:
+        found.append("ram")
+    if not 0 <= figures.flash <= (report.flash or figures.flash):
+        found.append("flash")
+    if not 0 <= figures.seconds <= (figures.seconds if limits.seconds is None else limits.seconds):
+        found.append("seconds")
+    return found
 
 
 def _place(region: QualityRegion, at: int) -> list[float]:

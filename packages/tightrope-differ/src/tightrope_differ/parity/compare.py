@@ -24,18 +24,12 @@ from torch import Tensor, fx, nn
 from tightrope.core import TightropeError
 from tightrope_differ.images.noises import IMAGE_NOISES
 from tightrope_differ.images.places import COLOUR, DECODE, CallPlaces, ImageSwap, PlaceCall
-from tightrope_differ.parity.graphs import GRAPH_NOISES, Call, capture_net, with_noise
-from tightrope_differ.parity.lowerings import LOWERINGS, PRECISIONS, OnnxCall, filled, quiet, run
-from tightrope_differ.parity.pipeline import ImageNet, where_it_failed
+from tightrope_differ.lines import quiet, where_it_failed
+from tightrope_differ.nets.graphs import GRAPH_NOISES, Call, capture_net, with_noise
+from tightrope_differ.nets.lowerings import LOWERINGS, PRECISIONS, OnnxCall, filled, run
+from tightrope_differ.parity.pipeline import ImageNet
 from tightrope_differ.parity.statistics import holm, mcnemar
-from tightrope_differ.parity.walk import (
-    WalkedValue,
-    parting,
-    walk_graph,
-    walk_in_turn,
-    walk_lines,
-    walk_onnx,
-)
+from tightrope_differ.parity.walk import WalkedValue, parting, walk_graph, walk_in_turn, walk_lines, walk_onnx
 from tightrope_differ.values.parity import FLAGGED, LoweringDifference, ParityReport, PartingPoint
 
 _TIMES_NULL: Final = 10.0
@@ -44,8 +38,6 @@ _SMALLEST_FLOOR: Final = 16 * 2.0**-23
 _POSITIONS: Final = 0.01
 """Share of an image's positions, such as pixels of a map, that have to change for its answer to count."""
 _NAMED: Final = 10
-_NULL_FLIPS: Final = 0
-"""Answers that changed in the null run: where its bits differ, nothing is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +328,7 @@ class _Comparison:
     def _report(self, *, labelled: bool) -> ParityReport:
         for track in self.tracks:
             found, size = track.found, max(track.found.images, 1)
-            found.distance, found.p = found.distance / size, mcnemar(found.flips, _NULL_FLIPS)
+            found.distance, found.p = found.distance / size, mcnemar(found.flips, 0)
             if labelled and found.images:
                 found.accuracy = (track.won - track.lost) / size * 100
                 found.p_accuracy = mcnemar(track.won, track.lost)
@@ -359,7 +351,7 @@ class _Comparison:
             target=self.reference.name,
             images=self.images,
             unread=self.unread,
-            null_flips=_NULL_FLIPS,
+            null_flips=0,
             floor=self.floor,
             alpha=self.options.alpha,
             accuracy=self.right / self.images * 100 if labelled else None,

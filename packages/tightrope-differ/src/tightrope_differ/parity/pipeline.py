@@ -1,21 +1,17 @@
 """What is compared: the user's preprocessing and net, and images with their labels."""
 
 import os
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tightrope.core import TightropeError
-from tightrope_differ.images.places import is_foreign, short
-from tightrope_differ.parity.lowerings import OnnxCall
-
-_SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+from tightrope_differ.nets.lowerings import OnnxCall
 
 
 @dataclass(frozen=True)
@@ -69,36 +65,3 @@ def image_net(target: str, made: object, folder: Path) -> ImageNet:
     if not file.is_file():
         raise TightropeError(f"{target!r} names {str(net)!r:.200}, which is no file: give a net in ONNX.")
     return ImageNet(target, front, OnnxCall(str(file)), *more)
-
-
-def images_in(folder: Path, most: int = 0) -> tuple[list[Path], list[int] | None]:
-    """List the images of a folder, and their labels where each lies in a folder of its class.
-
-    Args:
-        folder: searched with all folders below it.
-        most: images, spread evenly over all; 0 = all.
-
-    Returns:
-        Paths in the order of their names, and classes numbered in the order of their folders.
-
-    Raises:
-        TightropeError: there is no folder, or no image.
-    """
-    found = sorted(one for one in folder.rglob("*") if one.suffix.lower() in _SUFFIXES and one.is_file())
-    if not found:
-        what = f"has no image ({', '.join(_SUFFIXES)})" if folder.is_dir() else "is no folder"
-        raise TightropeError(f"{str(folder)!r:.300} {what}: give a folder with images.")
-    inside = {one: one.relative_to(folder).parts for one in found}
-    classes = sorted({parts[0] for parts in inside.values()})
-    if 0 < most < len(found):
-        found = [found[at * len(found) // most] for at in range(most)]
-    if any(len(inside[one]) == 1 for one in found) or len(classes) < 2:
-        return found, None
-    return found, [classes.index(inside[one][0]) for one in found]
-
-
-def where_it_failed(error: BaseException) -> str:
-    """Say what failed, and at which line of the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [f" at {short(one.filename)}:{one.lineno}" for one in frames if not is_foreign(one.filename)]
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{''.join(mine[-1:])}"

@@ -1,20 +1,14 @@
 """A report for people: a table, a page, and what to do."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tightrope.draw import work_page
 from tightrope_differ.values.parity import FLAGGED, JUDGED, LoweringDifference, ParityReport
 
 COLUMNS: Final = (
-    "lowering",
-    "result",
-    "images",
-    "flips",
-    "p (Holm)",
-    "logits move",
-    "accuracy",
-    "where values part",
-)
+    "lowering", "result", "images", "flips", "p (Holm)", "logits move", "accuracy", "where values part",
+)  # fmt: skip
 
 
 def difference_row(one: LoweringDifference) -> tuple[str, ...]:
@@ -58,10 +52,8 @@ def conclusion(report: ParityReport) -> str:
 def parity_page(report: ParityReport) -> str:
     """Write the report as an HTML page without scripts."""
     order = sorted(report.differences, key=lambda one: (not one.flagged, -one.flips, -one.distance))
+    tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]
     tables = [("Lowerings", COLUMNS, [difference_row(one) for one in order])]
-    unread = (
-        [("Images that were left out", ("image",), [(one,) for one in report.unread])]
-        if report.unread
-        else []
-    )
-    return work_page(conclusion(report), [], [*tables, *unread])
+    if report.unread:
+        tables.append(("Images that were left out", ("image",), [(one,) for one in report.unread]))
+    return work_page(conclusion(report), [], tables)

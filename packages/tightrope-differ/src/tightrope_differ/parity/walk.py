@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
-from tightrope_differ.images.places import CallPlaces, is_foreign, short
-from tightrope_differ.parity.graphs import line_of, line_of_node, op_of, returning, values_of
-from tightrope_differ.parity.lowerings import Lowering, OnnxCall, run
+from tightrope_differ.images.places import CallPlaces
+from tightrope_differ.lines import is_foreign, line_of, short
+from tightrope_differ.nets.graphs import line_of_node, op_of, returning, values_of
+from tightrope_differ.nets.lowerings import Lowering, OnnxCall, run
 from tightrope_differ.values.parity import PartingPoint
 
 _TOLERANCE: Final = 3e-5

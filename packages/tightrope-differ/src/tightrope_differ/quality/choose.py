@@ -2,7 +2,10 @@
 
 Idea        Every net has forms, and a choice is one form of each. Choices are tried from the cheapest. The
             region says of most, by measured metrics alone, that the application would fail: it runs for few.
-Guarantee   The application ran with the forms that are chosen, and worked.
+            A guided search runs the choice that decides most others: what works settles all that cost
+            more, what fails all that are nowhere better.
+Guarantee   The application ran with the forms that are chosen, and worked; on a board, with the bits of the
+            board, within all limits. If it is monotone, a guided search within its budget finds the cheapest.
 Complexity  Forms of all nets are made and trained again once; a measurement per choice that is cheaper than
             the chosen one, and a run per choice in the region.
 Gaps        A choice in the undecided part of the box is not tried. Costs are counted, not timed.
@@ -12,17 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tightrope.core import TightropeError
-from tightrope_differ.parity.lowerings import quiet
-from tightrope_differ.parity.pipeline import where_it_failed
-from tightrope_differ.quality.region import contains
-from tightrope_differ.quality.search import Application
-from tightrope_differ.quality.variants import NetVariant, bytes_of, variants
-from tightrope_differ.values.quality import QualityRegion, TriedVariant
+from tightrope_differ.lines import quiet, where_it_failed
+from tightrope_differ.nets.board import Board, LoweredNets
+from tightrope_differ.nets.variants import NetVariant, bytes_of, variants
+from tightrope_differ.quality.region import in_order, limit_of, region_of, scaled
+from tightrope_differ.quality.search import Application, metrics_of, next_candidate
+from tightrope_differ.values.quality import QualityRegion, QualityRun, TriedVariant
 
 Goal: TypeAlias = Literal["flops", "bytes"]
 
@@ -37,10 +41,11 @@ class _Form(NamedTuple):
 
 
 class VariantSearch(NamedTuple):
-    """What was tried, in order; if the last works, these are its nets by name."""
+    """What was tried, in order; if the last works, these are its nets by name, and as C for the board."""
 
     tried: list[TriedVariant]
     nets: dict[str, nn.Module]
+    lowered: LoweredNets | None = None
 
 
 def forms_of(app: Application) -> dict[str, list[_Form]]:
@@ -79,6 +84,87 @@ def flops_of(net: nn.Module, sample: torch.Tensor) -> int:
     return int(counter.get_total_flops())
 
 
+class _Candidate(NamedTuple):
+    """A choice of one form of each net."""
+
+    name: str
+    nets: dict[str, nn.Module]
+    flops: int
+    bytes: int
+
+
+def _candidates(forms: Mapping[str, Sequence[_Form]], goal: Goal) -> list[_Candidate]:
+    """List all choices, the cheapest first."""
+    found = []
+    for choice in product(*forms.values()):
+        named = dict(zip(forms, choice, strict=True))
+        flops, size = sum(form.flops for form in choice), sum(form.bytes for form in choice)
+        name = "; ".join(f"{net} {form.name}" for net, form in named.items())
+        found.append(_Candidate(name, {net: form.net for net, form in named.items()}, flops, size))
+    return sorted(found, key=lambda one: (getattr(one, goal), one.name))
+
+
+def _values(app: Application, nets: dict[str, nn.Module], name: str) -> dict[str, float]:
+    assert app.measure is not None
+    try:
+        return {metric: float(value) for metric, value in app.measure(nets).items()}
+    except Exception as error:  # of the user's function
+        raise TightropeError(f"measure fails for {name}: {where_it_failed(error)}.") from error
+
+
+def _margin(app: Application, nets: dict[str, nn.Module], name: str) -> float:
+    assert app.perceive is not None
+    try:
+        perceives = app.perceive(nets)
+    except Exception as error:  # of the user's function
+        raise TightropeError(f"perceive fails for {name}: {where_it_failed(error)}.") from error
+    return app.margin(perceives, name)
+
+
+def search_guided(
+    target: str,
+    app: Application,
+    forms: Mapping[str, Sequence[_Form]],
+    *,
+    goal: Goal = "flops",
+    budget: int = 20,
+) -> tuple[QualityRegion, VariantSearch]:
+    """Find the cheapest choice of forms that works, by runs with nets alone.
+
+    Args:
+        target: name of the application.
+        app: with nets; errors are not injected.
+        forms: of `forms_of`.
+        goal: what is made small.
+        budget: runs of the application.
+
+    Returns:
+        The region of these runs, and the choices up to the one that works, the cheapest first.
+
+    Raises:
+        TightropeError: a function of the application fails, or a metric is missing.
+    """
+    metrics, candidates = metrics_of(app), _candidates(forms, goal)
+    names = [one.name for one in metrics]
+    values = [_values(app, one.nets, one.name) for one in candidates]
+    places = np.array([scaled(metrics, in_order(names, one)) for one in values])
+    inside = np.flatnonzero(((places >= 0) & (places <= 1)).all(1))
+    region, margins = region_of(target, metrics, []), dict[int, float]()
+    while len(margins) < budget and (found := next_candidate(region, places[inside])) is not None:
+        at = int(inside[found])
+        margins[at] = _margin(app, candidates[at].nets, candidates[at].name)
+        run = QualityRun(list(in_order(names, values[at])), margins[at])
+        region = region_of(target, metrics, [*region.runs, run])
+    limit, tried = limit_of(region), list[TriedVariant]()
+    for at, one in enumerate(candidates):
+        margin, allowed = margins.get(at), limit.allows(in_order(names, values[at]))
+        broken = [] if allowed else ["quality"]
+        tried.append(TriedVariant(one.name, one.flops, one.bytes, values[at], margin, broken))
+        if allowed and margin is not None and margin > 0:
+            return region, VariantSearch(tried, one.nets)
+    return region, VariantSearch(tried, {})
+
+
 def choose(
     app: Application,
     forms: Mapping[str, Sequence[_Form]],
@@ -86,48 +172,41 @@ def choose(
     *,
     goal: Goal = "flops",
     most_runs: int = 50,
+    board: Board | None = None,
 ) -> VariantSearch:
-    """Find the cheapest choice of forms with which the application works.
+    """Find the cheapest choice of forms with which the application works, on a board within its limits.
 
     Args:
         app: with nets.
         forms: of `forms_of`.
         region: choices outside of it are not run; None = every choice is run.
         goal: what is added up over all nets.
-        most_runs: of the application, before the search ends without a choice.
+        most_runs: of the application, or nets written for the board, before the search ends.
+        board: nets run as C for it, and are measured so.
 
     Raises:
-        TightropeError: a function of the application fails.
+        TightropeError: a function of the application fails, or the board has no kernel for an op.
     """
-    assert app.measure is not None
-    assert app.perceive is not None
-    choices = sorted(
-        product(*forms.values()), key=lambda one: (_cost(one, goal), [form.name for form in one])
-    )
+    limit = None if region is None else limit_of(region)
     tried: list[TriedVariant] = []
-    for choice in choices:
-        nets: dict[str, nn.Module] = {name: form.net for name, form in zip(forms, choice, strict=True)}
-        named = "; ".join(f"{name} {form.name}" for name, form in zip(forms, choice, strict=True))
-        values: dict[str, float] = {}
-        if region is not None:
-            try:
-                values = {name: float(value) for name, value in app.measure(nets).items()}
-            except Exception as error:  # of the user's function
-                raise TightropeError(f"measure fails for {named}: {where_it_failed(error)}.") from error
-        margin = None
-        if region is None or contains(region, values):
-            if sum(one.margin is not None for one in tried) == most_runs:
-                return VariantSearch(tried, {})
-            try:
-                perceives = app.perceive(nets)
-            except Exception as error:  # of the user's function
-                raise TightropeError(f"perceive fails for {named}: {where_it_failed(error)}.") from error
-            margin = app.margin(perceives, named)
-        tried.append(TriedVariant(named, _cost(choice, "flops"), _cost(choice, "bytes"), values, margin))
+    left = most_runs
+    for one in _candidates(forms, goal):
+        nets, lowered, figures, values, broken = one.nets, None, None, {}, []
+        if limit is not None:
+            values = _values(app, nets, one.name)
+            broken = [] if limit.allows(in_order(limit.metrics, values)) else ["quality"]
+        if not broken and not left:
+            break
+        left -= not broken
+        if board is not None and not broken:
+            lowered = board.lowered(nets, app.samples)
+            nets, figures = lowered.nets(), lowered.figures
+            broken = figures.broken(board.limits, board.machine.flash)
+            if limit is not None:
+                values = _values(app, nets, one.name)
+                broken += [] if limit.allows(in_order(limit.metrics, values)) else ["quality"]
+        margin = None if broken else _margin(app, nets, one.name)
+        tried.append(TriedVariant(one.name, one.flops, one.bytes, values, margin, broken, figures))
         if margin is not None and margin > 0:
-            return VariantSearch(tried, nets)
+            return VariantSearch(tried, one.nets, lowered)
     return VariantSearch(tried, {})
-
-
-def _cost(choice: Sequence[_Form], goal: Goal) -> int:
-    return sum(form.flops if goal == "flops" else form.bytes for form in choice)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tightrope.core import TightropeError
+from tightrope.core import QualityLimit, TightropeError
 from tightrope.core.toml_text import from_toml
 from tightrope.core.writing import write_whole
 from tightrope_differ.values.quality import QualityMetric, QualityRegion, QualityRun
@@ -87,6 +87,32 @@ def _share(corners: Sequence[NDArray[np.float64]]) -> float:
     return float((volumes * inside).sum())
 
 
+def limit_of(region: QualityRegion) -> QualityLimit:
+    """Give the region as a limit of `tightrope.core.Limits`.
+
+    Example:
+        >>> found = region_of("app", [QualityMetric("accuracy", 1.0, 0.0)], [QualityRun([0.8], 0.1)])
+        >>> limit_of(found)
+        QualityLimit(metrics=('accuracy',), rising=(False,), corners=((0.8,),))
+    """
+    return QualityLimit(
+        tuple(one.name for one in region.metrics),
+        tuple(one.worst > one.best for one in region.metrics),
+        tuple(tuple(region.runs[at].values) for at in region.accepted),
+    )
+
+
+def in_order(names: Sequence[str], values: Mapping[str, float]) -> tuple[float, ...]:
+    """List the values of metrics.
+
+    Raises:
+        TightropeError: one is missing.
+    """
+    if missing := [one for one in names if one not in values]:
+        raise TightropeError(f"no value of the metric {missing[0]!r}: measure all metrics of the region.")
+    return tuple(values[one] for one in names)
+
+
 def contains(region: QualityRegion, values: Mapping[str, float]) -> bool:
     """Tell whether an application works at these metrics.
 
@@ -98,10 +124,8 @@ def contains(region: QualityRegion, values: Mapping[str, float]) -> bool:
         >>> contains(found, {"accuracy": 0.9}), contains(found, {"accuracy": 0.7})
         (True, False)
     """
-    if missing := [one.name for one in region.metrics if one.name not in values]:
-        raise TightropeError(f"no value of the metric {missing[0]!r}: measure all metrics of the region.")
-    place = scaled(region.metrics, [values[one.name] for one in region.metrics])
-    return any((place <= scaled(region.metrics, region.runs[at].values)).all() for at in region.accepted)
+    limit = limit_of(region)
+    return limit.allows(in_order(limit.metrics, values))
 
 
 def write_region(path: Path, region: QualityRegion) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightrope.core import TightropeError
-from tightrope_differ.parity.pipeline import where_it_failed
+from tightrope_differ.lines import where_it_failed
 from tightrope_differ.quality.region import check_metrics, read_region, region_of, scaled, write_region
 from tightrope_differ.values.quality import QualityMetric, QualityRegion, QualityRun
 
@@ -75,6 +75,20 @@ class Application:
         return made
 
 
+def metrics_of(app: Application) -> list[QualityMetric]:
+    """Give the metrics of an application as axes.
+
+    Raises:
+        TightropeError: they are none.
+    """
+    try:
+        metrics = [QualityMetric(str(name), *map(float, ends)) for name, ends in app.metrics.items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TightropeError(f"metrics are {app.metrics!r:.200}: give name -> (best, worst).") from error
+    check_metrics(metrics)
+    return metrics
+
+
 def find_region(
     target: str,
     app: Application,
@@ -99,11 +113,7 @@ def find_region(
         >>> len(found.runs), 0.5 < found.accepted_share <= 0.6, found.clashes
         (20, True, [])
     """
-    try:
-        metrics = [QualityMetric(str(name), *map(float, ends)) for name, ends in app.metrics.items()]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise TightropeError(f"metrics are {app.metrics!r:.200}: give name -> (best, worst).") from error
-    check_metrics(metrics)
+    metrics = metrics_of(app)
     runs: list[QualityRun] = []
     if file is not None and file.exists():
         known = read_region(file)
@@ -155,6 +165,36 @@ def next_place(metrics: Sequence[QualityMetric], runs: Sequence[QualityRun]) -> 
     bad = [*places[margins <= 0], np.full(len(metrics), 1.02)]
     gain = np.where(known, 0, new * (_between(places[margins > 0], bad, grid) * by_margin) ** _CAUTION)
     return grid[np.unravel_index(gain.argmax(), gain.shape)], False
+
+
+def next_candidate(region: QualityRegion, candidates: Places) -> int | None:
+    """Choose the candidate whose run decides most of those that may be the cheapest that works.
+
+    Args:
+        region: of the runs of candidates so far.
+        candidates: metrics of each, scaled; the cheapest first.
+
+    Returns:
+        Its number; None where the cheapest that works is known, or none is left.
+    """
+    places = np.array([scaled(region.metrics, run.values) for run in region.runs])
+    places = places.reshape(-1, candidates.shape[1])
+    same = np.asarray((candidates[:, None] == places).all(-1))
+    works = np.asarray(same[:, region.accepted].any(1))
+    closed = np.asarray(same.any(1)) | (candidates[:, None] >= places[region.rejected]).all(-1).any(1)
+    closed[works.argmax() if works.any() else len(works) :] = True
+    left = np.flatnonzero(~closed)
+    if not len(left):
+        return None
+    given = candidates[left]
+    costlier, worse = np.arange(len(left), 0, -1), (given >= given[:, None]).all(-1).sum(1)
+    if not region.runs:
+        return int(left[np.minimum(costlier, worse).argmax()])
+    margins = np.array([run.margin for run in region.runs])
+    bad = [*places[margins <= 0], np.full(len(region.metrics), 1.02)]
+    good = places[margins > 0]
+    chance = _chance(places, margins, given) * (_between(good, bad, given) if len(good) else 1)
+    return int(left[(chance * costlier + (1 - chance) * worse).argmax()])
 
 
 def _between(good: Places, bad: Sequence[Places], grid: Places) -> Places:

@@ -7,11 +7,11 @@ from typing import Final
 
 from tightrope.draw import work_page
 from tightrope_differ.quality.region import scaled
-from tightrope_differ.values.quality import QualityRegion, QualityReport
+from tightrope_differ.values.quality import BoardFigures, QualityRegion, QualityReport, TriedVariant
 
 _SIZE, _LEFT, _TOP = 420, 70, 20
 _GOOD, _BAD, _POINT = "#3a7", "#c54", "#236"
-FORM_COLUMNS: Final = ("forms", "operations", "bytes", "metrics", "margin")
+FORM_COLUMNS: Final = ("forms", "operations", "bytes", "metrics", "on the board", "breaks", "margin")
 RUN_COLUMNS: Final = ("run", "metrics", "margin", "")
 
 
@@ -48,15 +48,47 @@ def _values(region: QualityRegion, values: Sequence[float]) -> str:
 
 
 def choice(report: QualityReport) -> str:
-    """Say which forms of nets were chosen; empty where none were asked for."""
+    """Say which forms of nets were chosen, or which limit excludes all; empty where none were asked for."""
     runs = sum(one.margin is not None for one in report.tried)
     if not report.goal:
         return ""
-    if (chosen := report.chosen) is None:
-        return f"No forms of its nets are chosen: of {len(report.tried)}, {runs} ran and none worked."
+    if (chosen := report.chosen) is not None:
+        said = (
+            f"Chosen for the fewest {report.goal}: {chosen.name}; {chosen.flops:,} operations, "
+            f"{chosen.bytes:,} B, margin {chosen.margin:.4g}; {len(report.tried)} forms tried, {runs} run."
+        )
+        on = report.emulated or chosen.board
+        return (
+            said
+            if on is None
+            else f"{said} On {'the emulated' if on.instructions else 'a'} board: {_on(on)}."
+        )
+    said = f"No forms of its nets are chosen: of {len(report.tried)}, {runs} ran and none worked."
+    names, left = report.excluding
+    if not left:
+        return said
+    needs = ", ".join(_need(name, left) for name in names)
+    others = "" if left[0].board is None else " and keep all other limits"
+    return f"{said} What excludes forms is {' with '.join(names)}: {len(left)} break it{others}. {needs}."
+
+
+def _need(name: str, left: Sequence[TriedVariant]) -> str:
+    """Say how much of a limit would do for one of these forms."""
+    boards = [one.board for one in left if one.board is not None]
+    match name:
+        case "ram" | "flash":
+            return f"The smallest take {min(getattr(one, name) for one in boards):,} B: give more --{name}"
+        case "seconds":
+            return f"The fastest take {min(one.seconds for one in boards):.6f} s: give more --seconds"
+        case _:
+            return "Better nets, or a wider region by more --budget-runs, are needed"
+
+
+def _on(figures: BoardFigures) -> str:
+    counted = f", {figures.instructions:,} instructions" if figures.instructions else ""
     return (
-        f"Chosen for the fewest {report.goal}: {chosen.name}; {chosen.flops:,} operations, "
-        f"{chosen.bytes:,} B, margin {chosen.margin:.4g}, after {len(report.tried)} forms and {runs} runs."
+        f"{figures.numbers}, {figures.ram:,} B of RAM, {figures.flash:,} B of flash, "
+        f"{figures.seconds * 1e3:.3g} ms as modelled{counted}"
     )
 
 
@@ -66,7 +98,8 @@ def form_rows(report: QualityReport) -> list[tuple[str, ...]]:
     for one in report.tried:
         values = ", ".join(f"{name} {value:.4g}" for name, value in one.values.items())
         margin = "" if one.margin is None else f"{one.margin:.4g}"
-        rows.append((one.name, f"{one.flops:,}", f"{one.bytes:,}", values, margin))
+        on = "" if one.board is None else _on(one.board)
+        rows.append((one.name, f"{one.flops:,}", f"{one.bytes:,}", values, on, ", ".join(one.broken), margin))
     return rows
 
 
@@ -75,7 +108,7 @@ def report_lines(report: QualityReport) -> list[str]:
     runs = [
         f"  {at:>4}  {what}  margin {margin}  {kind}" for at, what, margin, kind in run_rows(report.region)
     ]
-    forms = [f"  {'  '.join(row)}" for row in form_rows(report) if row[-1]]
+    forms = [f"  {'  '.join(row)}" for row in form_rows(report) if row[-1] or row[4]]
     return [line.rstrip() for line in (summary(report.region), *runs, choice(report), *forms) if line]
 
 

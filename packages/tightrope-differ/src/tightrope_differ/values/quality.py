@@ -2,6 +2,8 @@
 
 import msgspec
 
+from tightrope.core import Bytes, Limits
+
 
 class QualityMetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A figure of merit of a net, such as a mean error in degrees.
@@ -57,6 +59,32 @@ class QualityRegion(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     clashes: list[list[int]]
 
 
+class BoardFigures(msgspec.Struct, frozen=True):
+    """What all nets of an application take on a board.
+
+    Attributes:
+        numbers: ``int8`` or ``float32``.
+        ram: bytes of all RAM, stack included.
+        flash: bytes of code and constants.
+        seconds: of one call of all nets, as modelled.
+        instructions: of one call, counted on the emulated board; 0 = as planned, not run.
+    """
+
+    numbers: str
+    ram: Bytes
+    flash: Bytes
+    seconds: float
+    instructions: int = 0
+
+    def broken(self, limits: Limits, flash: Bytes) -> list[str]:
+        """Name the limits that they break; flash of 0 is any."""
+        return [
+            *(["ram"] if self.ram > limits.bytes[0] else []),
+            *(["flash"] if 0 < flash < self.flash else []),
+            *(["seconds"] if limits.seconds is not None and self.seconds > limits.seconds else []),
+        ]
+
+
 class TriedVariant(msgspec.Struct, frozen=True):
     """A choice of forms of an application's nets.
 
@@ -64,8 +92,10 @@ class TriedVariant(msgspec.Struct, frozen=True):
         name: of the forms.
         flops: floating-point operations on the samples, of all nets.
         bytes: of parameters and buffers, of all nets.
-        values: of the metrics as measured; empty where no region was asked.
+        values: of the metrics as measured, on a board with what runs there; empty where no region was asked.
         margin: of a run of the application with these nets; None = it was not run.
+        broken: limits that it breaks: ``quality``, ``ram``, ``flash``, ``seconds``; such forms are not run.
+        board: what it takes on a board; None = not asked, or not worth it, as its quality is too low.
     """
 
     name: str
@@ -73,6 +103,8 @@ class TriedVariant(msgspec.Struct, frozen=True):
     bytes: int
     values: dict[str, float]
     margin: float | None
+    broken: list[str] = []
+    board: BoardFigures | None = None
 
 
 class QualityReport(msgspec.Struct, frozen=True):
@@ -82,14 +114,31 @@ class QualityReport(msgspec.Struct, frozen=True):
         region: where the application works.
         goal: what was made small: ``flops`` or ``bytes``; empty where no forms were asked for.
         tried: in order; where the application works with the last, that is chosen.
+        limits: quality, which is the region; on a board, all RAM and seconds too.
+        flash: limit of a board; 0 = any.
+        emulated: what the chosen forms take on the emulated board; None = none chosen, or not run there.
     """
 
     region: QualityRegion
     goal: str = ""
     tried: list[TriedVariant] = []
+    limits: Limits = Limits()
+    flash: Bytes = 0
+    emulated: BoardFigures | None = None
 
     @property
     def chosen(self) -> TriedVariant | None:
         """The forms with which the application works."""
         last = self.tried[-1] if self.tried else None
         return last if last is not None and last.margin is not None and last.margin > 0 else None
+
+    @property
+    def excluding(self) -> tuple[list[str], list[TriedVariant]]:
+        """The fewest limits without which forms would be left that are worth a run, and these forms.
+
+        Of forms whose quality is too low by themselves nothing is known of the other limits; they count
+        where there are no others.
+        """
+        known = [one for one in self.tried if one.board is not None] or self.tried
+        fewest = min((one.broken for one in known if one.broken), key=len, default=[])
+        return fewest, [one for one in known if one.broken == fewest]

@@ -5,11 +5,8 @@ point of the group ``tightrope.lowerings``; its value names the function, its na
 """
 
 import copy
-import logging
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,25 +18,13 @@ from torch import Tensor, nn
 
 from tightrope.core import CaptureError, TightropeError
 from tightrope.core.plugins import installed, loaded
-from tightrope_differ.parity.graphs import Call
+from tightrope_differ.lines import quiet
+from tightrope_differ.nets.graphs import Call
 
 Lowering: TypeAlias = Callable[[nn.Module, Tensor], Call]
 """Module in evaluation mode, and a batch -> what runs batches of that shape."""
 GROUP: Final = "tightrope.lowerings"
 PRECISIONS: Final = ("bf16", "fp16", "int8")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep what exporters and compilers say about themselves to themselves."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def run(call: Call, batch: Tensor) -> tuple[Tensor, ...]:

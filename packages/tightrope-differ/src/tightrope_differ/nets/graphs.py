@@ -7,7 +7,6 @@ Gaps        Boxes are found where a width is x2 - x1 of one tensor with four col
 
 import copy
 import operator
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -15,19 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from tightrope.core import CaptureError
-from tightrope_differ.images.places import is_foreign, short
+from tightrope_differ.lines import line_of
 
 Call: TypeAlias = Callable[[Tensor], Any]
 """A net that runs: batch -> what it returns."""
 _ATEN: Final = torch.ops.aten
-_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+)')
 _NEAREST, _BILINEAR = _ATEN.upsample_nearest2d.vec, _ATEN.upsample_bilinear2d.vec
-
-
-def line_of(trace: str) -> str:
-    """Find the user's innermost line in a stack trace; empty where no file of it is the user's."""
-    mine = [f"{short(file)}:{line}" for file, line in _FRAME.findall(trace) if not is_foreign(file)]
-    return mine[-1] if mine else ""
 
 
 def line_of_node(node: fx.Node) -> str:

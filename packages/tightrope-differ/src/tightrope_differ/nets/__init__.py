@@ -1,0 +1,1 @@
+"""Nets: captured graphs, ways to run them, smaller forms, and C for a board."""
