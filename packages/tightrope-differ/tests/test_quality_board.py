@@ -181,5 +181,18 @@ def test_guided_search_finds_the_cheapest_by_few_runs() -> None:
     check_choice(report)
     _, none = search_guided("app", replace(app, run=lambda errors: -1.0), forms)
     assert none == VariantSearch(none.tried, {})
-    _, few = search_guided("app", app, forms, budget=1)
-    assert sum(one.margin is not None for one in few.tried) <= 1
+    for budget in range(1, num):
+        region, few = search_guided("app", app, forms, budget=budget)
+        report = QualityReport(region, "flops", few.tried, Limits(quality=limit_of(region)))
+        check_choice(report)
+        assert len(region.runs) == budget
+        unrun = sum("runs" in one.broken for one in few.tried)
+        assert not unrun or f"{unrun} cheaper forms were not run" in choice(report)
+    for wrong in (float("nan"), float("inf"), 99.0):
+        far = replace(app, measure=lambda nets, wrong=wrong: {"a": 0.1, "b": wrong})
+        region, found = search_guided("app", far, forms)
+        assert (region.runs, found.nets) == ([], {})
+        check_choice(QualityReport(region, "flops", found.tried, Limits(quality=limit_of(region))))
+    better, found = search_guided("app", replace(app, measure=lambda nets: {"a": -1.0, "b": 0.1}), forms)
+    check_choice(QualityReport(better, "flops", found.tried, Limits(quality=limit_of(better))))
+    assert found.nets

@@ -147,18 +147,22 @@ def search_guided(
     metrics, candidates = metrics_of(app), _candidates(forms, goal)
     names = [one.name for one in metrics]
     values = [_values(app, one.nets, one.name) for one in candidates]
-    places = np.array([scaled(metrics, in_order(names, one)) for one in values])
-    inside = np.flatnonzero(((places >= 0) & (places <= 1)).all(1))
+    seen = np.array([in_order(names, one) for one in values])
+    places = np.maximum([scaled(metrics, row) for row in seen], 0.0)  # better than best is best
+    inside = np.flatnonzero((places <= 1).all(1))
+    held = np.where(places > 0, seen, [one.best for one in metrics])
     region, margins = region_of(target, metrics, []), dict[int, float]()
     while len(margins) < budget and (found := next_candidate(region, places[inside])) is not None:
         at = int(inside[found])
         margins[at] = _margin(app, candidates[at].nets, candidates[at].name)
-        run = QualityRun(list(in_order(names, values[at])), margins[at])
+        run = QualityRun(held[at].tolist(), margins[at])
         region = region_of(target, metrics, [*region.runs, run])
     limit, tried = limit_of(region), list[TriedVariant]()
     for at, one in enumerate(candidates):
         margin, allowed = margins.get(at), limit.allows(in_order(names, values[at]))
         broken = [] if allowed else ["quality"]
+        if allowed and margin is None:  # the budget ended before
+            broken = ["runs"]
         tried.append(TriedVariant(one.name, one.flops, one.bytes, values[at], margin, broken))
         if allowed and margin is not None and margin > 0:
             return region, VariantSearch(tried, one.nets)

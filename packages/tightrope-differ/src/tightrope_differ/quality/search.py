@@ -179,9 +179,10 @@ def next_candidate(region: QualityRegion, candidates: Places) -> int | None:
     """
     places = np.array([scaled(region.metrics, run.values) for run in region.runs])
     places = places.reshape(-1, candidates.shape[1])
-    same = np.asarray((candidates[:, None] == places).all(-1))
-    works = np.asarray(same[:, region.accepted].any(1))
-    closed = np.asarray(same.any(1)) | (candidates[:, None] >= places[region.rejected]).all(-1).any(1)
+    same = np.all(candidates[:, None] == places, axis=-1)
+    works = np.any(same[:, region.accepted], axis=1)
+    worse_than = np.all(candidates[:, None] >= places[region.rejected], axis=-1)
+    closed = np.any(same, axis=1) | np.any(worse_than, axis=1)
     closed[works.argmax() if works.any() else len(works) :] = True
     left = np.flatnonzero(~closed)
     if not len(left):

@@ -57,12 +57,10 @@ def choice(report: QualityReport) -> str:
             f"Chosen for the fewest {report.goal}: {chosen.name}; {chosen.flops:,} operations, "
             f"{chosen.bytes:,} B, margin {chosen.margin:.4g}; {len(report.tried)} forms tried, {runs} run."
         )
-        on = report.emulated or chosen.board
-        return (
-            said
-            if on is None
-            else f"{said} On {'the emulated' if on.instructions else 'a'} board: {_on(on)}."
-        )
+        if (on := report.emulated or chosen.board) is not None:
+            said += f" On {'the emulated' if on.instructions else 'a'} board: {_on(on)}."
+        unrun = sum("runs" in one.broken for one in report.tried)
+        return said + (f" {unrun} cheaper forms were not run: give more --budget-runs." if unrun else "")
     said = f"No forms of its nets are chosen: of {len(report.tried)}, {runs} ran and none worked."
     names, left = report.excluding
     if not left:
@@ -80,6 +78,8 @@ def _need(name: str, left: Sequence[TriedVariant]) -> str:
             return f"The smallest take {min(getattr(one, name) for one in boards):,} B: give more --{name}"
         case "seconds":
             return f"The fastest take {min(one.seconds for one in boards):.6f} s: give more --seconds"
+        case "runs":
+            return "They were not run: give more --budget-runs"
         case _:
             return "Better nets, or a wider region by more --budget-runs, are needed"
 

@@ -95,6 +95,7 @@ class TriedVariant(msgspec.Struct, frozen=True):
         values: of the metrics as measured, on a board with what runs there; empty where no region was asked.
         margin: of a run of the application with these nets; None = it was not run.
         broken: limits that it breaks: ``quality``, ``ram``, ``flash``, ``seconds``; such forms are not run.
+            ``runs``: it may be good enough, and the budget ended before it ran.
         board: what it takes on a board; None = not asked, or not worth it, as its quality is too low.
     """
 
