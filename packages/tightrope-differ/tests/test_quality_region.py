@@ -150,6 +150,9 @@ def test_the_judge_refuses_a_corner_that_has_a_failure_inside() -> None:
         ("margin = ", "margin = x", "not TOML"),
         ("best = 0.0", "best = 1.0", "goes from 1.0 to 1.0"),
         ("schema = 1", "schema = 2", "schema 1"),
+        ("margin = ", "margin = nan #", "says other than"),
+        ("values = [0.0,0.0]", "values = [inf,0.0]", "'a' is inf, outside of 0.0 to 1.0"),
+        ("values = [0.0,0.0]", "values = [0.0,-2.0]", "'b' is -2.0, outside of 0.0 to 1.0"),
     ],
 )
 def test_files_that_are_no_regions_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:

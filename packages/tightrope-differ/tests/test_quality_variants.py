@@ -123,6 +123,11 @@ def test_the_choice_is_the_cheapest_in_the_region_and_needs_few_runs(goal: Any) 
         ({"nets": {}}, "no nets, measure and perceive"),
         ({"measure": None}, "no nets, measure and perceive"),
         ({"samples": {"a": SAMPLE}}, "'b' is no torch.nn.Module with a batch"),
+        ({"samples": {"a": SAMPLE, "b": SAMPLE[:, :1]}}, "'b' fails on its sample: RuntimeError"),
+        (
+            {"nets": {"a": nn.LSTM(20, 2)}, "samples": {"a": SAMPLE[0]}},
+            "'a' returns a tuple: return one tensor",
+        ),
         ({"tune": lambda name, one: 1 / 0}, r"tune fails for 'a', .*: ZeroDivisionError"),
     ],
 )

@@ -61,6 +61,17 @@ def forms_of(app: Application) -> dict[str, list[_Form]]:
         if name not in app.samples or not isinstance(net, nn.Module):
             raise TightropeError(f"the net {name!r:.60} is no torch.nn.Module with a batch in samples.")
         found[name] = []
+        try:
+            with torch.no_grad():
+                answer = net.eval()(app.samples[name])
+        except Exception as error:  # of the user's net
+            raise TightropeError(
+                f"the net {name!r:.60} fails on its sample: {where_it_failed(error)}."
+            ) from error
+        if not isinstance(answer, torch.Tensor):
+            raise TightropeError(
+                f"the net {name!r:.60} returns a {type(answer).__name__}: return one tensor."
+            )
         with quiet():
             for one in variants(net, app.samples[name]):
                 made = one.net if one.name == "as it is" or app.tune is None else _tuned(app.tune, name, one)

@@ -160,6 +160,12 @@ def read_region(path: Path) -> QualityRegion:
     size = len(found.metrics)
     if found.schema != 1 or not found.runs or any(len(run.values) != size for run in found.runs):
         raise TightropeError(f"{str(path)!r} is no region of schema 1 with {size} values a run.")
+    for run in found.runs:
+        for metric, value in zip(found.metrics, run.values, strict=True):
+            if not min(metric.best, metric.worst) <= value <= max(metric.best, metric.worst):
+                raise TightropeError(
+                    f"{str(path)!r}: {metric.name!r} is {value}, outside of {metric.best} to {metric.worst}."
+                )
     if region_of(found.target, found.metrics, found.runs) != found:
         raise TightropeError(f"{str(path)!r} says other than what its runs say: make it again.")
     return found
