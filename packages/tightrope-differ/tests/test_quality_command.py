@@ -38,6 +38,21 @@ def with_nets():
     return Application(axes, dict, margin, nets, measure, measure, samples)
 
 
+def on_board():
+    import torch
+
+    torch.manual_seed(0)
+    given = torch.randn(8, 16)
+    nets = {"a": torch.nn.Linear(16, 4).eval()}
+    right = nets["a"](given).detach()
+
+    def measure(nets):
+        return {"a": float((nets["a"](given).detach() - right).abs().max())}
+
+    axes = {"a": (0.0, 1.0)}
+    return Application(axes, dict, lambda e: 0.5 - e["a"], nets, measure, measure, {"a": given})
+
+
 def never():
     return Application({"a": (0.0, 1.0)}, dict, lambda errors: -1.0)
 
@@ -108,6 +123,21 @@ def test_nets_are_chosen_drawn_and_written(
             check_choice(replace(report, **change))
 
 
+def test_nets_are_written_for_a_board_or_the_limit_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tightrope_micro")
+    given = ("--smallest", "flops", "--micro", "nrf52840", "--budget-runs", "6")
+    assert run(*given, "--ram", "8KiB", "-o", "out", "--json", function="on_board") == 0
+    report = msgspec.json.decode(capsys.readouterr().out, type=QualityReport)
+    check_choice(report)
+    assert report.limits.bytes == (8192,)
+    assert (folder / "out" / "step.plan.json").is_file()
+    assert run(*given, "--ram", "2KiB", "-o", "none", function="on_board") == 3
+    assert "What excludes forms is ram" in capsys.readouterr().out
+    assert not (folder / "none").exists()
+
+
 def test_what_never_works_has_no_region(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(function="never") == 3
     assert "No metrics are accepted" in capsys.readouterr().out
@@ -115,7 +145,7 @@ def test_what_never_works_has_no_region(folder: Path, capsys: pytest.CaptureFixt
 
 def test_runs_before_one_that_fails_are_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--region", "region.toml", function="broken") == 2
-    assert "ZeroDivisionError: division by zero at app.py:31" in capsys.readouterr().err
+    assert "ZeroDivisionError: division by zero at app.py:46" in capsys.readouterr().err
     assert len(read_region(folder / "region.toml").runs) >= 1
 
 
@@ -129,6 +159,16 @@ def test_runs_before_one_that_fails_are_kept(folder: Path, capsys: pytest.Captur
         (("--smallest", "time"), "build", "--smallest is 'time': give one of flops, bytes"),
         (("--save", "nets.pt"), "build", "give both"),
         (("--smallest", "flops"), "build", "no nets, measure and perceive"),
+        (("--micro", "nrf52840"), "build", "--micro writes nets that --smallest chooses: give both"),
+        (("--ram", "4KiB"), "build", "--ram is of a board: name it by --micro"),
+        (("--smallest", "flops", "--micro", "nrf52840"), "build", "give --ram, such as --ram 64KiB"),
+        (("--smallest", "flops", "--micro", "z80", "--ram", "4KiB"), "build", "z80"),
+        (("--smallest", "flops", "--micro", "nrf52840", "--ram", "4 cats"), "build", "4 cats"),
+        (
+            ("--smallest", "flops", "--micro", "nrf52840", "--ram", "4KiB", "--seconds", "nan"),
+            "build",
+            "--seconds is nan: give a finite number above 0",
+        ),
     ],
 )
 def test_bad_input_ends_with_a_message(

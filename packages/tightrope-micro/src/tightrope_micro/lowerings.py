@@ -1,6 +1,8 @@
 """Nets as C on this computer, which `tightrope parity` finds by the group ``tightrope.lowerings``."""
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -34,8 +36,8 @@ class HostNet:
         compiler = c_compiler()
         if compiler is None:
             raise NativeError("no C compiler was found (cc, gcc or clang): install one, or name it in $CC.")
-        self.compiled, self._scratch = compiled, tempfile.TemporaryDirectory(prefix="tightrope-micro-")
-        self._here = Path(self._scratch.name)
+        self.compiled, self._here = compiled, Path(tempfile.mkdtemp(prefix="tightrope-micro-"))
+        weakref.finalize(self, shutil.rmtree, self._here, ignore_errors=True)
         folder = compiled.write(self._here / "net")
         sources = [str(folder / name) for name in (*sources_of(compiled.manifest), "host_main.c")]
         command = [compiler, *FLAGS, "-o", str(self._here / "run"), *sources, "-lm"]
