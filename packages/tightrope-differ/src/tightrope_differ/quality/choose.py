@@ -8,7 +8,7 @@ Guarantee   The application ran with the forms that are chosen, and worked; on a
             board, within all limits. If it is monotone, a guided search within its budget finds the cheapest.
 Complexity  Forms of all nets are made and trained again once; a measurement per choice that is cheaper than
             the chosen one, and a run per choice in the region.
-Gaps        A choice in the undecided part of the box is not tried. Costs are counted, not timed. Where margins
+Gaps        A choice in the undecided part of the box is not tried. Costs are counted, not timed. If margins
             of the best nets are near 0, noise decides: a guided search may end without a choice that works.
 """
 
