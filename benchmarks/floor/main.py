@@ -65,7 +65,7 @@ def train(one: Case, budget: int) -> tuple[str, int | float]:
         first = re.search(r"budget=(\d+)", str(error))
         named = int(first[1]) if first else 0
         dropping = re.search(r"drops its gradients before each forward works with budget=(\d+)", str(error))
-        if dropping and one.drops == DROPS[0] and "without a plan" not in str(error):
+        if dropping and one.drops == DROPS[0] and "about the step without a plan" not in str(error):
             named = int(dropping[1])
         return f"{type(error).__name__} in step {step}", named
 

@@ -305,8 +305,11 @@ def taken(run: Callable[[], object]) -> int:
 
 @pytest.mark.filterwarnings("ignore:tightrope. level")
 def test_what_is_not_one_graph_names_no_more_than_it_takes_without_a_plan() -> None:
-    before = taken(lambda: train(Growing, None))
-    assert refused(Growing)[0] <= before + OWN
+    before = taken(lambda: train(Growing, None))  # gradients are dropped before each forward
+    found = re.search(r"drops its gradients before each forward works with budget=(\d+)", refused(Growing)[1])
+    assert found is not None
+    assert int(found[1]) <= before + OWN
+    assert train(Growing, int(found[1])) == train(Growing, None)
 
 
 def test_forwards_before_one_backward_name_what_they_take_without_a_plan_first() -> None:

@@ -36,6 +36,7 @@ from tightrope.run.execute.untested import cannot_evict
 from tightrope.run.ledger.accounts import Accounts
 from tightrope.run.ledger.arenas import trim_all
 from tightrope.run.ledger.hidden import HiddenBytes
+from tightrope.run.ledger.refusal import if_dropping
 from tightrope.run.ledger.room import GAPS, Room
 
 _LEAST: Final[Bytes] = 65536
@@ -196,9 +197,9 @@ class EvictedSteps:
         self.arena = self._arena_at(self.budget)
         if self.arena < _LEAST:
             more = Row("the step", max(4 * self._gradients(), 1 << 20) + _LEAST, "guess")
-            raise replace(self._ledger(self.budget), least=accounts.to_try(self.budget)[1]).explain(
-                more, bound=self.persistent, notes=["More may be needed."]
-            )
+            named = accounts.to_try(self.budget)[1]
+            ledger = replace(self._ledger(self.budget), least=named.keeping)
+            raise ledger.explain(more, bound=self.persistent, notes=["More may be needed."])
         block = evict(self.arena, most_again=_MOST_AGAIN)
         block.advise, block.grows = self._advise, True
         block.__enter__()
@@ -223,10 +224,11 @@ class EvictedSteps:
     def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget: in a step under way one by the shapes, else one that allows a request."""
         self._has_failed = True
-        said = self._ledger(self.budget).written
-        shapes, by_shapes = self._accounts.to_try(self.budget)
-        if by_shapes and not self._may_end:
-            return f"Try {said(by_shapes)}: {shapes}.", by_shapes
+        ledger, (why, shapes) = self._ledger(self.budget), self._accounts.to_try(self.budget)
+        said = ledger.written
+        if shapes.keeping and not self._may_end:
+            notes = if_dropping(ledger, shapes.dropping, shapes.keeping)
+            return " ".join([f"Try {said(shapes.keeping)}: {why}.", *notes]), shapes.keeping
         assert self.last is not None
         named = max(self.budget - self.last.size + self.last.budget_for(asked), self.unplanned)
         whole = max(self.unplanned, self._spare + self.last.most_in_all + asked)

@@ -32,7 +32,7 @@ from tightrope.native.interface import missing
 from tightrope.price.device import CPU
 from tightrope.price.profiler import changes_of, cpu_profile, start_profile
 from tightrope.run.ledger.arenas import reclaimable, trim_all
-from tightrope.run.ledger.headroom import ByLoop, UnderWay
+from tightrope.run.ledger.headroom import ByLoop, CallerSoFar
 from tightrope.run.ledger.uncounted import UncountedTensors, uncounted_bytes
 
 _MADE: "Final[dict[torch.device, Accounts]]" = {}
@@ -119,7 +119,7 @@ class Accounts:
         self._thread = 0
         self._own: Bytes | None = None
         self._relief: Callable[[], bool] = lambda: False
-        self._step: Callable[[], UnderWay | None] = lambda: None
+        self._step: Callable[[], CallerSoFar | None] = lambda: None
         if self.allocator is not None:  # only its requests are refused
             OutOfBudgetError.advise = partial(_advise)  # no method of the class
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
@@ -202,12 +202,14 @@ class Accounts:
         """About what a step takes without a plan, by the shapes; 0 = it is not known."""
         return reduce(ByLoop.or_more, self._likely.values(), ByLoop())
 
-    def to_try(self, more_than: Bytes) -> tuple[str, Bytes]:
-        """Name a budget of more than so many bytes by the shapes of what has run; 0 = none is known."""
-        likely, enough = self.likely.dropping, self.enough.keeping
-        if likely > more_than:
-            return "a step takes about that without a plan, by the shapes", likely
-        return "by the shapes it is enough, and less may be", enough * (enough > more_than)
+    def to_try(self, more_than: Bytes) -> tuple[str, ByLoop]:
+        """Name budgets of more than so many bytes by the shapes of what has run; 0 = none is known."""
+        why, found = "a step takes about that without a plan, by the shapes", self.likely
+        if found.keeping <= more_than:
+            why, found = "by the shapes it is enough, and less may be", self.enough
+        if found.keeping <= more_than:
+            return why, ByLoop()
+        return why, found if found.dropping > more_than else ByLoop(found.keeping, found.keeping)
 
     @property
     def budget(self) -> Bytes:
@@ -260,7 +262,7 @@ class Accounts:
             self._less = f"The limit is the budget of {budget}{beside}, for as long as {whose} lives."
         self.allocator.explain(self._less)
 
-    def watch_caller(self, relief: Callable[[], bool], step: Callable[[], UnderWay | None]) -> None:
+    def watch_caller(self, relief: Callable[[], bool], step: Callable[[], CallerSoFar | None]) -> None:
         """Let ``relief`` make room before code of the calling thread, outside of plans, is refused memory.
 
         ``step`` tells of the one under way; None = there is none. A refusal says what the forward left,

@@ -93,7 +93,7 @@ class ByLoop(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class CallerSoFar:
     """A step under way, as code of the caller is refused memory.
 
     Attributes:
@@ -109,8 +109,8 @@ class UnderWay:
     def after(self, request: Bytes) -> Bytes:
         """Return what is likely to be taken after a request that was refused.
 
-        >>> UnderWay(200, 700, 0).after(100), UnderWay(0, 0, 0).after(100), UnderWay(200, 0, 0).after(100)
-        (400, 400, 300)
+        >>> CallerSoFar(200, 700, 0).after(100), CallerSoFar(0, 0, 0).after(100)
+        (400, 400)
         """
         if self.earlier > self.grown + request:
             return self.earlier - self.grown - request

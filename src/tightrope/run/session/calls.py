@@ -30,7 +30,7 @@ from tightrope.run.base.status import StatusLine
 from tightrope.run.execute.running import Pending, Running
 from tightrope.run.ledger.accounts import Accounts, Observation
 from tightrope.run.ledger.caller import CallerBytes
-from tightrope.run.ledger.headroom import UnderWay
+from tightrope.run.ledger.headroom import CallerSoFar
 from tightrope.run.ledger.optimizer import Foresight
 from tightrope.run.ledger.refusal import Expected
 from tightrope.run.session.captured import Captured, Rewritten
@@ -480,13 +480,13 @@ class Calls:
             unit.close()
 
 
-def _under_way() -> UnderWay | None:
+def _under_way() -> CallerSoFar | None:
     """What code of the caller took so far between the parts of the steps under way, if any is."""
     every = [(calls, gaps) for calls in _ALL if (gaps := calls._gaps) is not None]
     peaks = [[unit.headroom.peak for unit in calls.units.values()] for calls, _ in every]
     coming = sum(calls.prospects.future.update().state for calls, _ in every)
     earlier = sum(max(one, default=0) for one in peaks)
-    return UnderWay(sum(gaps.grown() for _, gaps in every), earlier, coming) if every else None
+    return CallerSoFar(sum(gaps.grown() for _, gaps in every), earlier, coming) if every else None
 
 
 def _freed() -> Bytes:

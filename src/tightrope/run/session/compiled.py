@@ -327,10 +327,9 @@ class CompiledModel:
         gc.collect()  # frames of a failed capture hold what the call made
         held, enough = self.accounts.charged(), self.accounts.enough.keeping
         if budget < held < enough:
-            dropping = self.accounts.to_try(held)[1]
-            named = max(dropping, self.accounts.likely.keeping)
-            ledger = Ledger(budget, (Row(HELD, held),), named)
-            notes = if_dropping(ledger, dropping, named)
+            named = self.accounts.to_try(held)[1]
+            ledger = Ledger(budget, (Row(HELD, held),), named.keeping)
+            notes = if_dropping(ledger, named.dropping, named.keeping)
             raise ledger.explain(Row("the step", 0), bound=held, notes=notes)
         self._end_planning(budget)
         wanted = wants_eviction(self.accounts, budget, self.settings.fallback)

@@ -259,16 +259,20 @@ class Prospects:
             expected, held = self.expected(), self.accounts.charged()
             state = 0 if expected.assumed else self.future.update().state
             room = Room(self.budget, held, state, expected.update, hidden=self.accounts.hidden)
-            loop = with_loop(room.ledger(), state=expected.assumed, gradients=expected.gradients)
-            dropping = loop.needed(taken.enough, keeps_gradients=False)
-            # old gradients are gone before the backward, or new ones are added to them one by one
-            one = min(expected.gradients, self.future.largest)
-            added = with_loop(room.ledger(), state=expected.assumed, gradients=one).needed(taken.enough)
-            self.accounts.note_enough(self, ByLoop(max(loop.needed(taken.forward), added), dropping))
+            rows = partial(with_loop, room.ledger(), state=expected.assumed)
+            loop = rows(gradients=expected.gradients)
+            one = rows(gradients=min(expected.gradients, self.future.largest))
+
+            def named(forward: Bytes, step: Bytes) -> ByLoop:
+                # old gradients are gone before the backward, or new ones are added to them one by one
+                keeping = max(loop.needed(forward), one.needed(step))
+                return ByLoop(keeping, loop.needed(step, keeps_gradients=False))
+
+            self.accounts.note_enough(self, named(taken.enough_forward, taken.enough))
             evicting = self.future.gradients + taken.evicting if expected.gradients else 0
             kept = taken.seen - taken.seen // _EVICTED * (taken.seen > _MANY * taken.evicting)
-            likely = loop.needed(max(kept, min(evicting, taken.seen)), keeps_gradients=False)
-            self.accounts.note_likely(self, ByLoop(max(likely, loop.needed(taken.forward)), likely))
+            likely = max(kept, min(evicting, taken.seen))
+            self.accounts.note_likely(self, named(taken.forward, likely))
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
         """Name a budget for a graph of which an op does not fit alone: that of its given order."""

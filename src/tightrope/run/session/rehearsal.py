@@ -37,13 +37,15 @@ class Rehearsed(NamedTuple):
     Attributes:
         seen: of storages that are alive at once.
         enough: with what stands for kernels, a guess at a loss, and gaps between addresses.
-        forward: the same of the call and the loss alone.
+        forward: of storages that are alive at once in the call and the loss alone, a guess at that in it.
+        enough_forward: the same with what stands for kernels, and gaps between addresses.
         evicting: a guess at what eviction needs at once.
     """
 
     seen: Bytes
     enough: Bytes
     forward: Bytes
+    enough_forward: Bytes
     evicting: Bytes
 
 
@@ -143,9 +145,10 @@ def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearse
     loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
     gradients = sum(round_up(one.nbytes) for one in model.parameters() if one.requires_grad)
     backward = counter.live + gradients + _BACKWARD * counter.largest
-    forward = max(counter.most, loss)
-    most, seen = (max(size, backward if trained else 0) for size in (forward, counter.peak))
-    return Rehearsed(seen, _spread(most), _spread(forward), counter.evicting)
+    forward, most = max(counter.peak, loss), max(counter.most, loss)
+    backward *= bool(trained)
+    seen, enough = max(counter.peak, backward), _spread(max(most, backward))
+    return Rehearsed(seen, enough, forward, _spread(most), counter.evicting)
 
 
 def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> Rehearsed:
@@ -159,11 +162,13 @@ def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Ten
         trained = [output for output in outputs if output.requires_grad]
         sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]
         large = [size for size, output in zip(sizes, trained, strict=True) if output.dim()]
-        forward = max(counter.most, counter.live + Headroom(sum(large), sum(sizes)).wanted)
+        loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
+        forward, most = max(counter.peak, loss), max(counter.most, loss)
         if trained and leaves:
             tangents = [torch.empty_like(output) for output in trained]
             torch.autograd.backward(trained, tangents, inputs=leaves)
-    return Rehearsed(counter.peak, _spread(max(counter.most, forward)), _spread(forward), counter.evicting)
+    enough = _spread(max(counter.most, most))
+    return Rehearsed(counter.peak, enough, forward, _spread(most), counter.evicting)
 
 
 def _spread(most: Bytes) -> Bytes:
