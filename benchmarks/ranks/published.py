@@ -266,7 +266,11 @@ def _times(bar: str, what: str, plans: Sequence[tuple[Published, JointPlan]]) ->
 def _bytes(shares: Sequence[tuple[Published, float]]) -> list[Row]:
     """Compare what torch's allocator keeps: nothing is fitted; the model was written with the 8B at hand."""
     rows = []
-    for what, seen in (("8B, seen before", True), ("70B and 405B, unseen", False)):
+    kinds = {
+        "8B, with which the model was written": True,
+        "70B and 405B, seen while mistakes were sought": False,
+    }
+    for what, seen in kinds.items():
         some = [(step, share) for step, share in shares if (step.size == "8B") == seen]
         said = "; ".join(f"{step.name}: {share:.2f} of {step.gib} GiB" for step, share in some)
         right = sum(abs(share - 1) <= 0.1 for _, share in some)
