@@ -245,8 +245,8 @@ def a4() -> list[Row]:
     claim = "quality, 4 KiB of RAM, 32 KiB of flash and 20 ms at once, run on the emulated board"
     if not installed("tightrope.boards"):
         return [Row("A4", claim, "tightrope-micro is not installed", False)]
-    app, forms = _short(0)
-    region = find_region("crop rows", app, budget=NUM_RUNS)
+    app = example().with_nets(0)
+    forms, region = forms_of(app), find_region("crop rows", app, budget=NUM_RUNS)
     runs = [QualityRun([0.0, 0.0], 0.1), QualityRun([0.1, 0.001], -0.1)]
     perfect = region_of("perfect nets alone", region.metrics, runs)
     nrf = find_machine("nrf52840")

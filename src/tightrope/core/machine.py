@@ -309,7 +309,7 @@ class Limits(msgspec.Struct, frozen=True):
         bytes: total bytes per tier, tier 0 first; empty = unlimited.
         seconds: largest time of the step, None = unlimited.
         joules: largest energy of the step, None = unlimited.
-        quality: metrics that the nets have to reach, None = any; `Forecast.quality` says what they reach.
+        quality: metrics that nets have to reach, None = any.
     """
 
     bytes: tuple[Bytes, ...] = ()
