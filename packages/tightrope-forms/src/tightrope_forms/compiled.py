@@ -57,7 +57,8 @@ def chosen_form(program: Program, real: Sequence[Any], planned: PlanForm) -> tup
             (after, _), most = _tried(planned, other, before.total), before.total
         if after is None:
             if before is None and least and smallest < named:
-                named, best = smallest, (other, "not rewritten: no form fits", 0)
+                said = f"rewritten for the smallest budget: {', '.join(rules)}"  # where it runs after all
+                named, best = smallest, (other, said, 0)
             continue
         price, saved = 0.0, "as captured nothing fits"
         if before is not None:
@@ -193,6 +194,8 @@ def rewritten_for_inference(model: nn.Module, *args: Tensor) -> tuple[fx.GraphMo
         >>> rewritten_for_inference(block, torch.ones(1, 3, 8, 8))[1]
         ('batch_norm(conv(x, A)) = conv(x, A s) (1x)',)
     """
+    if not isinstance(model, nn.Module):
+        raise TightropeError(f"model={model!r:.60} is no torch.nn.Module.")
     if any(one.training for one in model.modules()):
         raise TightropeError("the model trains. Call model.eval() first.")
     with torch.no_grad():

@@ -156,15 +156,16 @@ class Calls:
         return unit.begin(
             turns,
             lambda held: self.prospects.room(unit, held, updates=trains and not waiting),
-            partial(self._expected_need, turns[0].graph),
+            partial(self._expected_need, turns[0].graph, but),
             give_up=lambda: self._give_up(but) or self.prospects.grown(self.captured[turns[0].graph]),
             ready=self.when_fits,
             heap=bool(self.note),
         )
 
-    def _expected_need(self, number: int | None = None) -> Expected:
+    def _expected_need(self, number: int | None = None, but: Pending | None = None) -> Expected:
         begins = None if number is None or self.waiting else self.captured[number]
-        return self.prospects.expected(begins, num_waiting=len(self.waiting), stepped=self.num_steps > 0)
+        num_others = len(self.waiting) - (but in self.waiting)
+        return self.prospects.expected(begins, num_waiting=num_others, stepped=self.num_steps > 0)
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be made again; tell if one did."""
@@ -483,9 +484,8 @@ class Calls:
 def _under_way() -> CallerSoFar | None:
     """What code of the caller took so far between the parts of the steps under way, if any is."""
     every = [(calls, gaps) for calls in _ALL if (gaps := calls._gaps) is not None]
-    peaks = [[unit.headroom.peak for unit in calls.units.values()] for calls, _ in every]
+    earlier = sum(max((u.headroom.peak for u in calls.units.values()), default=0) for calls, _ in every)
     coming = sum(calls.prospects.future.update().state for calls, _ in every)
-    earlier = sum(max(one, default=0) for one in peaks)
     return CallerSoFar(sum(gaps.grown() for _, gaps in every), earlier, coming) if every else None
 
 
