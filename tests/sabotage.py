@@ -35,8 +35,8 @@ SABOTAGES: Final = (
     Sabotage(
         "the budget that a refusal names works",
         "core/ledger.py",
-        "return max(self.least, plan + run, between, update)",
-        "return max(self.least, plan, between, update)",
+        "return max(least, plan + run, between, update)",
+        "return max(least, plan, between, update)",
         "test_one_number_is_named_and_it_works",
     ),
     Sabotage(

@@ -249,9 +249,9 @@ def test_limits_of_a_slower_tier_and_of_another_machine_are_checked() -> None:
         found = problems(GRAPH, limited, machine())
         assert found == [] if said is None else said in found[0]
         assert limit.allows(values) == (said is None)
-    nothing = msgspec.structs.replace(
-        limited, limits=Limits(quality=QualityLimit(("a", "b"), (True, True), ()))
-    )
+    measured = msgspec.structs.replace(good.forecast, quality=(1.0, 1.0))
+    none = Limits(quality=QualityLimit(("a", "b"), (True, True), ()))
+    nothing = msgspec.structs.replace(good, forecast=measured, limits=none)
     assert "quality allows no values" in problems(GRAPH, nothing, machine())[0]
     other = Machine("another", machine().tiers, watts=1.0)
     assert "made for 'two tiers', this one is 'another'" in problems(GRAPH, good, other)[0]

@@ -20,6 +20,7 @@ from tightrope.run.compile import compiled_of
 from tightrope.run.evict.context import evict
 from tightrope.run.evict.level_e import EvictedSteps
 from tightrope.run.ledger.accounts import accounts
+from tightrope.run.ledger.headroom import ByLoop
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed")
 WIDTH, DEEPEST = 128, 24
@@ -217,7 +218,7 @@ def test_a_budget_too_small_is_a_typed_error_and_a_larger_one_is_right() -> None
 def test_a_budget_to_try_leaves_an_arena_for_the_request_beside_what_splits_it() -> None:
     budget = 8 << 20
     weight = nn.Parameter(torch.zeros(1 << 18))
-    steps = EvictedSteps(budget, [weight], SimpleNamespace(to_try=lambda _: ("", 0), hidden=1000), None)  # type: ignore[arg-type]
+    steps = EvictedSteps(budget, [weight], SimpleNamespace(to_try=lambda _: ("", ByLoop()), hidden=1000), None)  # type: ignore[arg-type]
     steps.persistent = 1 << 20
     steps.arena = steps._arena_at(budget)
 
