@@ -1,5 +1,6 @@
 """What a capture changes in torch is as before once the last of several threads is done."""
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -41,3 +42,12 @@ def test_kernels_are_put_back_though_torch_does_not_list_them(monkeypatch: pytes
     with eager_kernels():
         assert kernels() != before
     assert kernels() == before
+
+
+def test_an_export_after_a_capture_lists_all_kernels() -> None:
+    utils = importlib.import_module("torch._export.utils")
+    listed = utils._collect_all_valid_cia_ops_for_aten_namespace
+    listed.cache_clear()
+    with eager_kernels():
+        listed()  # as torch's compiler does within a capture: kernels written in Python are away
+    assert torch.ops.aten._upsample_nearest_exact1d.default in listed()

@@ -7,6 +7,7 @@ is over.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -322,6 +323,9 @@ def _kernels_recorded() -> Iterator[None]:
             yield
     finally:
         put(before)
+        utils = sys.modules.get("torch._export.utils")  # where an export lists kernels once and for all
+        if (listed := getattr(utils, "_collect_all_valid_cia_ops_for_aten_namespace", None)) is not None:
+            listed.cache_clear()
 
 
 eager_kernels: Final = ForAll(_kernels_recorded)
