@@ -15,7 +15,11 @@ ROWS = st.builds(
     since=st.sampled_from(list(Since)),
 )
 LEDGERS = st.builds(
-    Ledger, st.integers(0, 1 << 40), st.lists(ROWS, max_size=8).map(tuple), st.integers(0, 1 << 40)
+    Ledger,
+    st.integers(0, 1 << 40),
+    st.lists(ROWS, max_size=8).map(tuple),
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 40),
 )
 PLANS = st.integers(0, 1 << 40)
 
@@ -26,7 +30,9 @@ def _has_room(ledger: Ledger, plan: int) -> None:
     assert named.fits_update()
     assert named.arrived().room() >= plan
     assert named.arrived().fits_update()
-    assert ledger.at(ledger.needed(plan, keeps_gradients=False)).room(later=True) >= plan
+    dropping = ledger.needed(plan, keeps_gradients=False)
+    assert ledger.at(dropping).room(later=True) >= plan
+    assert dropping >= (ledger.dropping or ledger.least)
 
 
 test_what_is_named_has_room_for_the_plan_now_and_later = settings(max_examples=300, deadline=None)(

@@ -17,6 +17,7 @@ from benchmarks.witness.families.kernels import Unique
 from benchmarks.witness.families.plain import Complex, Table
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.refused import OutOfBudgetError
+from tightrope.run.compile import compiled_of
 from tightrope.run.ledger.accounts import accounts
 from tightrope.run.ledger.optimizer import Foresight
 from tightrope.run.session.rehearsal import rehearsed
@@ -388,3 +389,15 @@ def test_a_loss_outside_is_named_with_the_state_that_is_to_come() -> None:
         budgets.append(int(found[1]))
         assert len(budgets) <= 3
     assert budgets[-1] <= floor.unplanned(one)
+
+
+def test_a_backward_that_is_planned_anew_does_not_wait_for_itself() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
+    tightrope.compile(model, budget="64MiB", progress=False)
+    outputs = [model(torch.randn(16, 32)) for _ in range(2)]
+    calls = compiled_of(model).calls
+    first, second = sorted(calls.waiting, key=lambda pending: pending.call)
+    assert [calls._expected_need(0, but).num_waiting for but in (None, first, second)] == [2, 1, 1]
+    outputs[1].sum().backward()
+    assert calls._expected_need(0).summed > calls._expected_need(0, first).summed == 0
+    outputs[0].sum().backward()

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -305,6 +306,9 @@ def test_inference_is_refused_where_nothing_is_gained_or_values_differ(
     model, x = Branches().eval(), torch.randn(2, 4, 9, 9)
     with pytest.raises(TightropeError, match=r"model\.eval\(\)"):
         rewritten_for_inference(Branches(), x)
+    nothing: Any = 42
+    with pytest.raises(TightropeError, match=r"model=42 is no torch\.nn\.Module"):
+        rewritten_for_inference(nothing, x)
     with pytest.raises(TightropeError, match="no form"):
         rewritten_for_inference(nn.Sequential(nn.Linear(9, 9)).eval(), x)
     with pytest.raises(TightropeError, match=r"torch\.export says"):

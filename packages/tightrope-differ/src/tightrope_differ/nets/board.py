@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from tightrope.core import Limits, Machine
 from tightrope.core.plugins import absent, installed, loaded
 from tightrope_differ.lines import quiet
-from tightrope_differ.quality.region import in_order
-from tightrope_differ.values.quality import BoardFigures
+from tightrope_differ.values.quality import BoardFigures, in_order
 
 
 @dataclass(frozen=True)

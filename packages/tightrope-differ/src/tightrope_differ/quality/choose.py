@@ -25,9 +25,9 @@ from tightrope.core import TightropeError
 from tightrope_differ.lines import quiet, where_it_failed
 from tightrope_differ.nets.board import Board, LoweredNets
 from tightrope_differ.nets.variants import NetVariant, bytes_of, variants
-from tightrope_differ.quality.region import in_order, limit_of, region_of, scaled
+from tightrope_differ.quality.region import limit_of, region_of, scaled
 from tightrope_differ.quality.search import Application, metrics_of, next_candidate
-from tightrope_differ.values.quality import QualityRegion, QualityRun, TriedVariant
+from tightrope_differ.values.quality import QualityRegion, QualityRun, TriedVariant, in_order
 
 Goal: TypeAlias = Literal["flops", "bytes"]
 

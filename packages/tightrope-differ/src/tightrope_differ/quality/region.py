@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tightrope.core import QualityLimit, TightropeError
 from tightrope.core.toml_text import from_toml
 from tightrope.core.writing import write_whole
-from tightrope_differ.values.quality import QualityMetric, QualityRegion, QualityRun
+from tightrope_differ.values.quality import QualityMetric, QualityRegion, QualityRun, in_order
 
 _LARGEST: Final = 1 << 22
 
@@ -100,17 +100,6 @@ def limit_of(region: QualityRegion) -> QualityLimit:
         tuple(one.worst > one.best for one in region.metrics),
         tuple(tuple(region.runs[at].values) for at in region.accepted),
     )
-
-
-def in_order(names: Sequence[str], values: Mapping[str, float]) -> tuple[float, ...]:
-    """List the values of metrics.
-
-    Raises:
-        TightropeError: one is missing.
-    """
-    if missing := [one for one in names if one not in values]:
-        raise TightropeError(f"no value of the metric {missing[0]!r}: measure all metrics of the region.")
-    return tuple(values[one] for one in names)
 
 
 def contains(region: QualityRegion, values: Mapping[str, float]) -> bool:

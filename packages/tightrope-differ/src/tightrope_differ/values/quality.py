@@ -1,8 +1,10 @@
 """How well an application has to be served: metrics, its runs, and the region in which it works."""
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
-from tightrope.core import Bytes, Limits
+from tightrope.core import Bytes, Limits, TightropeError
 
 
 class QualityMetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,3 +145,14 @@ class QualityReport(msgspec.Struct, frozen=True):
         known = [one for one in self.tried if one.board is not None] or self.tried
         fewest = min((one.broken for one in known if one.broken), key=len, default=[])
         return fewest, [one for one in known if one.broken == fewest]
+
+
+def in_order(names: Sequence[str], values: Mapping[str, float]) -> tuple[float, ...]:
+    """List the values of metrics.
+
+    Raises:
+        TightropeError: one is missing.
+    """
+    if missing := [one for one in names if one not in values]:
+        raise TightropeError(f"no value of the metric {missing[0]!r}: measure all metrics of the region.")
+    return tuple(values[one] for one in names)

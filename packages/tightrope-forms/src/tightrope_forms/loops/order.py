@@ -20,7 +20,15 @@ from msgspec.structs import replace
 
 from tightrope.core import CaptureError
 from tightrope_forms.loops.ops import ElementView, LoweredWay, Nest, Product, reads_of, touched
-from tightrope_forms.values.loops import Affine, LoopAccess, LoopArray, LoopProgram, LoopStatement, LoopTerm
+from tightrope_forms.values.loops import (
+    Affine,
+    Formula,
+    LoopAccess,
+    LoopArray,
+    LoopProgram,
+    LoopStatement,
+    LoopTerm,
+)
 
 Group: TypeAlias = "list[Nest] | Product"
 _TILE: Final = 32_768
@@ -122,7 +130,7 @@ class _StatementWriter:
             shape = (rows, columns, inner) if kind == "m" else (rows, columns)
             rank = len(shape) + 1
             row, column = _unit(rank, 1), _unit(rank, 2)
-            formula: Any = 0.0
+            formula: Formula = 0.0
             views: list[tuple[ElementView, Sequence[int]]] = [(one.target, (1, 2))]
             if kind == "m":
                 views += [(one.target, (1, 2)), (one.left, (1, 3)), (one.right, (3, 2))]
@@ -138,7 +146,7 @@ class _StatementWriter:
 
     def add(
         self, kind: str, one: Nest | Product, shape: tuple[int, ...],
-        views: Iterable[tuple[ElementView, Sequence[int]]], formula: Any, times: Sequence[int | LoopTerm],
+        views: Iterable[tuple[ElementView, Sequence[int]]], formula: Formula, times: Sequence[int | LoopTerm],
     ) -> None:  # fmt: skip
         rank = len(shape) + 1
         target, *reads = (access_of(view, self.lowered, places, rank) for view, places in views)

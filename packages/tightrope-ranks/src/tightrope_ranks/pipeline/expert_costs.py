@@ -135,7 +135,7 @@ class ExpertsTold:
         parameters: bytes of their parameters that a rank computes with, in all of its layers.
         rows: bytes of rows that a layer's experts get on a rank, per micro-batch, at the expected load.
         worst: of the same, at most.
-        more: bytes that a rank takes beside its plan, at most, where every layer has the worst load.
+        more: most bytes that a rank takes in addition to its plan, where every layer has the worst load.
     """
 
     ways: int
