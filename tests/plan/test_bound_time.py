@@ -1,5 +1,6 @@
 """The time bound never exceeds the true optimum, is exact where it should be, and the judge derives it."""
 
+import sys
 from random import Random
 
 import pytest
@@ -69,6 +70,19 @@ def check(seed: int, *, free_order: bool) -> bool:
         assert derived(graph, closest) == closest.extra_ns
     assert derived(graph, bound, free_order=free_order) == bound.extra_ns
     return bound.extra_ns > 0
+
+
+def test_one_row_of_a_huge_graph_never_exceeds_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[time_bound.__module__], "_PROGRAM_OPS", 0)
+    told = 0
+    for seed in range(120):
+        graph, budget = drawn(seed)
+        bound = time_bound(graph, budget=budget, nodes=0)
+        truth = least_time(graph, budget)
+        assert truth is None or graph.base_ns + bound.extra_ns <= truth, (seed, truth, bound)
+        assert derived(graph, bound) == bound.extra_ns
+        told += bound.extra_ns > 0
+    assert told > 20
 
 
 @pytest.mark.few(4)

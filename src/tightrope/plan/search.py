@@ -30,17 +30,8 @@ from tightrope.plan.reasons import reasons
 from tightrope.plan.registry import members
 from tightrope.plan.schedule import expand, useful
 
-_QUICK_OPS: Final = 10_000
-"""Largest graph whose time is bounded without being asked to: one linear program, about 1 s at most."""
-
 _WAITED_OPS: Final = 400
 """A loop waits for the moves of so many ops at most: on 1,635 ops all of them found nothing faster."""
-
-
-def _effort(graph: Graph, bound: bool | None) -> bool | Literal["quick"]:
-    if bound is None:
-        return "quick" if len(graph.ops) <= _QUICK_OPS else False
-    return bound
 
 
 def _waited_for(options: Options, graph: Graph, enough: float) -> Options:
@@ -111,7 +102,7 @@ def solve(
     if least is not None and budget < least.forecast.total and planner == "auto":
         raise _infeasible(graph, budget, least, order)
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
-    options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound))
+    options = Options(seed=seed, watch=watch, order=order, bound="quick" if bound is None else bound)
     job = Job(graph, budget, machine, _waited_for(options, graph, enough), placed=placed)
     if cache is not None and (plan := cache.best(graph, budget=budget, placed=placed)) is not None:
         job.consider(plan)

@@ -48,6 +48,8 @@ _SMALL_OPS: Final = 400
 _STAGED_EFFORT: Final = (280_000, 1_800_000)
 """The same for stages, in units of about a microsecond."""
 _STAGED_OPS: Final = 2_500
+_PROGRAM_OPS: Final = 10_000
+"""Of a graph of more ops, one row is solved without a search for more."""
 _CANDIDATES: Final = 8
 _WORTH: Final = 1.001
 _SCALE_BITS: Final = 52
@@ -94,7 +96,8 @@ def time_bound(
         free_order: bound every order of first runs instead of the base order; graphs of more than
             `MAX_FREE_OPS` ops then get 0.
         upper_ns: added time of a known schedule; the search for a better bound ends there.
-        nodes: most linear programs after the first; None = a fixed amount of work, by size.
+        nodes: most linear programs after the first; None = a fixed amount of work, by size. 0 = none at all
+            for graphs of more than 10,000 ops: one row of the problem is solved.
         stages: whether to try the staged bound, which charges re-runs for what they read.
         effort: factor on the amount of work.
 
@@ -112,7 +115,9 @@ def time_bound(
     if upper_ns == 0 or not over or lost:
         return TimeBound(0)
     upper = math.inf if upper_ns is None else upper_ns
-    search = _CoverSearch(relaxation, upper)
+    if len(graph.ops) > _PROGRAM_OPS and nodes == 0:
+        return _CoverSearch(relaxation, upper, relaxation.one_row()).result()
+    search = _CoverSearch(relaxation, upper, relaxation.solve({}, ()))
     large = len(graph.ops) > _SMALL_OPS
     most = effort * _STAGED_EFFORT[large] if nodes is None else 0
     staged = (
@@ -148,9 +153,9 @@ def _staged(
 class _CoverSearch:
     """Best-first branch and bound."""
 
-    def __init__(self, relaxation: Relaxation, upper: float) -> None:
+    def __init__(self, relaxation: Relaxation, upper: float, root: Solution) -> None:
         self.relaxation, self.problem, self.upper = relaxation, relaxation.problem, upper
-        self.root = _Node({}, relaxation.solve({}, ()))
+        self.root = _Node({}, root)
 
     def run(self, nodes: int | None, work: int) -> None:
         """Split the cheapest case, until it is expensive enough or the effort is spent."""

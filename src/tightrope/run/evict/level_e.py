@@ -35,6 +35,7 @@ from tightrope.run.evict.watch import OpWatch
 from tightrope.run.execute.untested import cannot_evict
 from tightrope.run.ledger.accounts import Accounts
 from tightrope.run.ledger.arenas import trim_all
+from tightrope.run.ledger.headroom import CallerSoFar
 from tightrope.run.ledger.hidden import HiddenBytes
 from tightrope.run.ledger.refusal import if_dropping
 from tightrope.run.ledger.room import GAPS, Room
@@ -225,13 +226,15 @@ class EvictedSteps:
         """Name a budget: in a step under way one by the shapes, else one that allows a request."""
         self._has_failed = True
         ledger, (why, shapes) = self._ledger(self.budget), self._accounts.to_try(self.budget)
-        said = ledger.written
-        if shapes.keeping and not self._may_end:
+        said, last = ledger.written, self.last
+        assert last is not None
+        allows = self.budget - last.size + last.budget_for(asked)
+        if shapes.keeping >= allows and not self._may_end:
             notes = if_dropping(ledger, shapes.dropping, shapes.keeping)
             return " ".join([f"Try {said(shapes.keeping)}: {why}.", *notes]), shapes.keeping
-        assert self.last is not None
-        named = max(self.budget - self.last.size + self.last.budget_for(asked), self.unplanned)
-        whole = max(self.unplanned, self._spare + self.last.most_in_all + asked)
+        more = CallerSoFar(0, 0, 0).after(asked) - asked if shapes.keeping and not self._may_end else 0
+        named = max(allows, self.unplanned) + more
+        whole = max(self.unplanned, self._spare + last.most_in_all + asked)
         if self.unplanned and whole + whole // GAPS > self.budget:  # else what stays splits the arena
             named = min(named, whole + whole // GAPS)
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"

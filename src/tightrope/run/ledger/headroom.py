@@ -19,6 +19,8 @@ _GUESSES = (4, 2)
 """Multiples of the gradients that the outputs get. A mean of squares takes 4, a cross entropy 2."""
 _FIRST = 4
 """Multiple of its first large request that a loss takes."""
+_KEPT = 2
+"""The same of what the loss of another forward keeps for the backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,22 @@ class CallerSoFar:
         grown: most bytes that such code took so far.
         earlier: most that it took in an earlier step that went all the way; 0 = there was none.
         coming: bytes of the optimizer's state that is not there yet.
+        forwards: number that wait for the backward: a loss may be made of each.
     """
 
     grown: Bytes
     earlier: Bytes
     coming: Bytes
+    forwards: int = 1
 
     def after(self, request: Bytes) -> Bytes:
         """Return what is likely to be taken after a request that was refused.
 
-        >>> CallerSoFar(200, 700, 0).after(100), CallerSoFar(0, 0, 0).after(100)
-        (400, 400)
+        >>> CallerSoFar(200, 700, 0).after(100), CallerSoFar(0, 0, 0, forwards=2).after(100)
+        (400, 600)
         """
         if self.earlier > self.grown + request:
             return self.earlier - self.grown - request
-        return _FIRST * request if self.grown < request else request + self.grown
+        if self.grown >= request:
+            return request + self.grown
+        return (_FIRST + _KEPT * (self.forwards - 1)) * request

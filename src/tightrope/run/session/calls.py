@@ -486,7 +486,8 @@ def _under_way() -> CallerSoFar | None:
     every = [(calls, gaps) for calls in _ALL if (gaps := calls._gaps) is not None]
     earlier = sum(max((u.headroom.peak for u in calls.units.values()), default=0) for calls, _ in every)
     coming = sum(calls.prospects.future.update().state for calls, _ in every)
-    return CallerSoFar(sum(gaps.grown() for _, gaps in every), earlier, coming) if every else None
+    forwards = sum(len(calls.waiting) for calls, _ in every)
+    return CallerSoFar(sum(gaps.grown() for _, gaps in every), earlier, coming, forwards) if every else None
 
 
 def _freed() -> Bytes:
