@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
-from benchmarks.floor import main as floor
+from benchmarks.floor import one as floor
 from benchmarks.floor.nets import case
 from benchmarks.witness.families.kernels import Unique
 from benchmarks.witness.families.plain import Complex, Table

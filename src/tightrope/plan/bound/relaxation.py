@@ -129,7 +129,9 @@ class Relaxation:
         of producers that make several storages may be absent for nothing.
         """
         op = int(self.short.argmax())
-        members, sizes, short = self.row((op, 0), int(self.short[op]), np.zeros(self.problem.num_gaps, np.bool_))
+        members, sizes, short = self.row(
+            (op, 0), int(self.short[op]), np.zeros(self.problem.num_gaps, np.bool_)
+        )
         prices = np.array([self.lone.get(gap, 0) for gap in members.tolist()], np.float64)
         rates = prices / sizes
         order = np.argsort(rates, kind="stable")

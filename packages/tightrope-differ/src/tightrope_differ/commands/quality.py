@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tightrope_differ.quality.choose import VariantSearch
     from tightrope_differ.values.quality import BoardFigures
 
+_MORE_RUNS: Final = 30
+"""Runs with the nets, in addition to as many as find the region."""
+
 _EPILOG: Final = """\b
 Examples:
   tightrope quality crop_rows.py:build
@@ -83,7 +86,8 @@ def quality(
     else:
         found = find_region(target, made, budget=budget_runs, file=region)
         if smallest and found.accepted:
-            search = choose(made, forms_of(made), found, goal=goal, board=board)
+            most = _MORE_RUNS + budget_runs
+            search = choose(made, forms_of(made), found, goal=goal, most_runs=most, board=board)
     limits = replace(Limits() if board is None else board.limits, quality=limit_of(found))
     of_board = (0, None) if board is None else (board.machine.flash, _emulated(search))
     report = QualityReport(found, smallest, search.tried, limits, *of_board)

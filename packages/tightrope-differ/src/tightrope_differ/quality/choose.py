@@ -197,7 +197,8 @@ def choose(
         forms: of `forms_of`.
         region: choices outside of it are not run; None = every choice is run.
         goal: what is added up over all nets.
-        most_runs: of the application, or nets written for the board, before the search ends.
+        most_runs: of the application, or nets written for the board, before the search ends; the form that
+            would be next is said not to have run.
         board: nets run as C for it, and are measured so.
 
     Raises:
@@ -212,6 +213,7 @@ def choose(
             values = _values(app, nets, one.name)
             broken = [] if limit.allows(in_order(limit.metrics, values)) else ["quality"]
         if not broken and not left:
+            tried.append(TriedVariant(one.name, one.flops, one.bytes, values, None, ["runs"]))
             break
         left -= not broken
         if board is not None and not broken:
