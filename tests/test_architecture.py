@@ -19,7 +19,6 @@ ORDER = (
     "formats",
     "native",
     "judge",
-    "integrity",
     "lower",
     "price",
     "place",
@@ -35,7 +34,7 @@ ORDER = (
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
 RUNTIME = ("base", "ledger", "execute", "verify", "evict", "session")
 """Rooms of ``run/``: each may import those before it."""
-TORCH_FREE = ("core", "draw", "formats", "integrity", "lower", "place", "plan")
+TORCH_FREE = ("core", "draw", "formats", "lower", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
 
 

@@ -18,8 +18,8 @@ from benchmarks.recorder.row import Row
 from benchmarks.recorder.witness import Key, Seen, bare_name, owners_of_parameters, tensors_in, watch
 from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, OpId, Run, Trace
-from tightrope.record import Recording, record_run
 from tightrope.run.step import TrainingStep
+from tightrope_trace import Recording, record_run
 
 _SIDES: Final = {EventPhase.LOSS: EventPhase.FORWARD}
 _SEED: Final = 7

@@ -1,5 +1,7 @@
 """Graphs of many equal layers from a few of them: they are those of the whole model, or all is captured."""
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -129,3 +131,12 @@ def test_nothing_is_put_back_where_nothing_repeats() -> None:
     program, _ = capture_program(Net(count=2), (torch.zeros(2, 4, dtype=torch.long),))
     assert lengthened(program.graph, Gone("blocks", 3)) is None
     assert lengthened(Graph((), ()), Gone("blocks", 3)) is None
+
+
+def test_a_model_that_was_captured_is_not_kept() -> None:
+    model = torch.nn.Linear(4, 4)
+    capture_program(model, (torch.ones(2, 4),))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -4,34 +4,17 @@ import random
 
 import msgspec
 import pytest
-import torch
 
-import tightrope
 from tightrope.core import Event, PlanFileError, Trace
-from tightrope.core.repeats import CHANCE, beyond_noise, time_changes, times_by
+from tightrope.core.repeats import CHANCE, beyond_noise, time_changes
 from tightrope.core.trace import EventPhase
-from tightrope.record import dump, load, record_run
+from tightrope.record import dump
 
 
 def steps(*times: int) -> Trace:
     """One op, in as many steps; the last time is that of the trace itself."""
     event = Event(0, times[-1], 0, "aten.mm", phase=EventPhase.FORWARD)
     return Trace("observed", (), (event,), repeats=tuple((ns,) for ns in times[:-1]))
-
-
-def test_every_step_of_a_recording_is_kept_and_the_last_is_the_trace() -> None:
-    model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
-    batch = torch.ones(2, 8)
-    model(batch).sum().backward()
-    with record_run(model) as recording:
-        for _ in range(4):
-            model(batch).sum().backward()
-        times = [run.end - run.start for run in recording._runs]
-    trace = recording.trace
-    assert [len(own) for own in trace.repeats] == [len(trace.events)] * 3
-    assert trace.self_times() == times
-    assert load(dump(trace)) == trace
-    assert times_by(trace, lambda event: "all")["all"][-1] == sum(times)
 
 
 def test_changes_are_of_medians_and_only_separate_samples_are_beyond_the_noise() -> None:

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Blocks, Loop, Seen, batches, budget_for, built, held, play, same
 
 import tightrope
+from tests.run.training import Blocks, Loop, Seen, batches, budget_for, built, held, play, same
 from tightrope.capture import announce
 from tightrope.capture._torch import reset_dynamo
 from tightrope.core import TightropeError
-from tightrope.record import record_run
 from tightrope.run.compile import compiled_of
 from tightrope.run.execute.contest import Contest
 from tightrope.run.ledger.accounts import accounts
@@ -272,14 +271,3 @@ def test_fused_plans_announce_the_gradients_that_they_give_at_once(monkeypatch: 
     at_once, one_by_one = (len(set(counts[-num:])) for counts in moments)
     assert at_once == 1
     assert one_by_one >= 6
-
-
-def test_a_step_that_is_recorded_announces_nothing() -> None:
-    model = built(build)
-    tightrope.compile(model, budget=budget_for(model, (data(1)[0][0],)) + (2 << 20), progress=False)
-    play(model, plain)
-    found = watched(model, allocations)
-    with record_run(model) as recording:
-        loss_of(model, data(1)[0]).backward()
-    assert len(set(found)) == 1
-    assert recording.trace.events

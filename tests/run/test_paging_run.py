@@ -22,7 +22,6 @@ from tests.run.training import budget_for, built, digest, play
 from tightrope.core import Machine, PageIn, PagingError, Tier, TightropeError
 from tightrope.native.build import compiler
 from tightrope.plan.paging.search import PagingKnobs
-from tightrope.record.planned import record_run
 from tightrope.run.compile import compiled_of
 from tightrope.run.execute import page_file
 from tightrope.run.execute.contest import STEPS
@@ -281,8 +280,6 @@ def test_what_the_slower_tier_may_hold_is_a_limit(tmp_path: Path) -> None:
     assert "page in" in report.html()
     with pytest.raises(TightropeError, match="a step that pages cannot be saved"):
         tightrope.save(model, tmp_path / "step", (batch(),))
-    with pytest.raises(TightropeError, match="a step that pages cannot be recorded"), record_run(model):
-        pass
 
 
 @pytest.mark.slow

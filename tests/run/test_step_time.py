@@ -11,10 +11,8 @@ from torch import nn
 
 import tightrope
 from tightrope.core import Nanoseconds
-from tightrope.native.build import compiler
 from tightrope.plan import KeptPlans
 from tightrope.plan.cache import graph_key
-from tightrope.record import record_run
 from tightrope.run.compile import compiled_of
 from tightrope.run.execute import prepared
 from tightrope.run.ledger.accounts import accounts
@@ -70,19 +68,6 @@ def test_a_forward_without_its_backward_is_no_step(monkeypatch: pytest.MonkeyPat
     loss = model(DATA).square().mean()
     del loss
     assert tightrope.report(model).time.observed_ns in (None, 2 * TICK)
-    assert train(model, 1).time.observed_ns == 2 * TICK
-
-
-def test_a_recording_does_not_change_what_was_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    if compiler() is None:
-        pytest.skip("a recording needs a C++ compiler")
-    monkeypatch.setattr(prepared, "clock_here", ticking(1))
-    model = net(accounts().charged() + (64 << 20))
-    train(model, 2)
-    monkeypatch.setattr(prepared, "clock_here", ticking(50))
-    with record_run(model):
-        train(model, 1)
-    monkeypatch.setattr(prepared, "clock_here", ticking(1))
     assert train(model, 1).time.observed_ns == 2 * TICK
 
 

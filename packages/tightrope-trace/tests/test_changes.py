@@ -2,13 +2,14 @@
 
 import msgspec
 import pytest
+from test_planned import recorded
 
-from tests.record.test_record import EVIL, recorded
+from tests.record.test_record import EVIL
 from tests.record.test_repeats import steps
 from tightrope.core import Event, PlanFileError, Trace
-from tightrope.record import Recording, forecast
+from tightrope.record import forecast
 from tightrope.view.sentences import changes
-from tightrope_trace import diff
+from tightrope_trace import Recording, diff
 from tightrope_trace.commands.recording import repeated
 
 __all__ = ["recorded"]  # a fixture

@@ -5,13 +5,13 @@ import pickle
 
 import msgspec
 import pytest
+from test_planned import recorded
 from torch.cuda import _memory_viz
 
 from tests.record.test_callers import Twice, line_of, squared, trace
-from tests.record.test_record import EVIL, recorded
+from tests.record.test_record import EVIL
 from tightrope.core import PlanFileError, Trace
-from tightrope.record import Recording
-from tightrope_trace import to_chrome, to_snapshot
+from tightrope_trace import Recording, to_chrome, to_snapshot
 
 __all__ = ["recorded", "trace"]  # fixtures
 

@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
+from test_categories import BATCH, by_plan, kinds, layered, of_the_loss
 
-from tests.record.test_categories import BATCH, by_plan, kinds, layered, of_the_loss
 from tightrope.core import Category, Trace
 from tightrope_trace import record_eager
 

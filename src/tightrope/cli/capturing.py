@@ -13,9 +13,8 @@ from tightrope.capture.alike import ShortProgram, capture_short
 from tightrope.capture.whole import tangent_shapes
 from tightrope.cli.target import Built, first_line
 from tightrope.core import Graph, Machine, TightropeError
-from tightrope.core.provenance import Provenance
-from tightrope.integrity.findings import digest_of
-from tightrope.integrity.provenance import provenance_of
+from tightrope.core.plugins import installed, loaded
+from tightrope.core.provenance import CHECKS, Provenance
 from tightrope.lower import with_writes
 from tightrope.native.hook.allocator import allocator
 from tightrope.price import price_graph
@@ -121,15 +120,24 @@ def _check_measurable(target: str, values: Sequence[Any]) -> None:
         )
 
 
-def provenance_of_program(program: Program) -> Provenance:
-    """Write down the code that a program was captured from, and the values of tensors that it holds."""
+def provenance_of_program(program: Program) -> Provenance | None:
+    """Write down the code that a program was captured from, and the values of tensors that it holds.
+
+    None where nothing is installed that writes it.
+    """
+    entries = installed(CHECKS).get("code", ())
+    if not entries:
+        return None
     held = [constant for constant in program.constants if not constant.is_meta]
     values = b"".join(
         f"{tensor.dtype}{tuple(tensor.shape)}".encode()
         + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         for tensor in held
     )
-    return provenance_of(program.codes, constants=digest_of(values) if held else "")
+    found: Provenance = loaded("what writes down the code of a plan", entries)(
+        program.codes, constants=values
+    )
+    return found
 
 
 def is_on_meta(values: Sequence[Any]) -> bool:

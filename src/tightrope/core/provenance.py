@@ -1,7 +1,7 @@
 """Which code a plan was made from: files with their distributions, code objects, constants.
 
 A plan names its graph by a fingerprint. Its provenance names what that graph was captured from, so
-that `tightrope.integrity` can tell whether the same code is there before the plan is used.
+that an installed check can tell whether the same code is there before the plan is used.
 """
 
 import re
@@ -11,6 +11,12 @@ import msgspec
 
 from tightrope.core.checking import MAX_ID, few, refuse, within
 
+CHECKS: Final = "tightrope.checks"
+"""The group of entry points of checks: ``code`` writes a provenance, ``provenance`` compares that of a plan.
+
+``code(codes, constants=values)`` is given the code objects that capture looked into, and the bytes of tensors
+that the graph holds. ``provenance(plan, captured=found).demand()`` raises `IntegrityError`.
+"""
 DIGEST: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 """A SHA-256 digest as RECORD files write it: base64 for URLs, without padding."""
 _MAX_FILES: Final = 100_000

@@ -1,9 +1,10 @@
 """Traces of anybody: profiles that are read and told by modules, eager steps, changes, exports.
 
 What is read and answered follows the schema of `tightrope.core.Trace`; `tightrope.record` forecasts a
-trace from a plan, records the run of one, and has the file that traces are kept in.
+trace from a plan, and has the file that traces are kept in.
 
     with tightrope_trace.record_eager(model) as recording: ...
+    with tightrope_trace.record_run(planned_model) as recording: ...
     slices = tightrope_trace.read_profile("profile.json")
     trace = tightrope_trace.annotate(slices, run=tightrope_trace.dry_run(model, inputs))
 
@@ -20,6 +21,7 @@ from tightrope_trace.slices import parse_profile, read_profile
 if TYPE_CHECKING:
     from tightrope_trace.eager import EagerRecording, record_eager, tree_of
     from tightrope_trace.foreign import annotate
+    from tightrope_trace.planned import Recording, record_run
     from tightrope_trace.without_values import DryRun, dry_run
 
 __getattr__ = lazily(
@@ -27,9 +29,11 @@ __getattr__ = lazily(
     {
         "DryRun": "without_values",
         "EagerRecording": "eager",
+        "Recording": "planned",
         "annotate": "foreign",
         "dry_run": "without_values",
         "record_eager": "eager",
+        "record_run": "planned",
         "tree_of": "eager",
     },
 )
@@ -37,6 +41,7 @@ __getattr__ = lazily(
 __all__ = [
     "DryRun",
     "EagerRecording",
+    "Recording",
     "TraceDiff",
     "annotate",
     "diff",
@@ -44,6 +49,7 @@ __all__ = [
     "parse_profile",
     "read_profile",
     "record_eager",
+    "record_run",
     "to_chrome",
     "to_snapshot",
     "tree_of",

@@ -1,14 +1,8 @@
 """Whether the code that is installed is the code that was locked, and the code that a plan was made from."""
 
-from tightrope.integrity import (
-    Environment,
-    Finding,
-    FindingKind,
-    Inspection,
-    environment_at,
-    provenance_of,
-    running_environment,
-)
+from tightrope_verify.captured import provenance_of
+from tightrope_verify.environment import Environment, environment_at, running_environment
+from tightrope_verify.findings import Finding, FindingKind, Inspection
 from tightrope_verify.lock import Lock, read_lock, write_lock
 from tightrope_verify.provenance import check_provenance_of
 from tightrope_verify.verify import make_lock, verify_environment, verify_loaded

@@ -22,8 +22,8 @@ from types import CodeType
 from typing import Final
 
 from tightrope.core import Bytes
-from tightrope.integrity.findings import digest_of
-from tightrope.integrity.provenance import code_digest
+from tightrope_verify.captured import code_digest
+from tightrope_verify.findings import digest_of
 
 _HEAD: Final = 16
 _CHECKED: Final = 2

@@ -16,7 +16,7 @@ from tightrope.core.files import dump, load, naming, read_file
 from tightrope.core.graph import SCHEMA_VERSION
 from tightrope.core.provenance import DIGEST
 from tightrope.core.writing import write_whole
-from tightrope.integrity.environment import Environment
+from tightrope_verify.environment import Environment
 
 _MAX_FILES: Final = 2_000_000
 

@@ -1,6 +1,6 @@
 """Whether the code that is here is the code that a plan was made from, on disk and in this process.
 
-Idea        `tightrope.integrity.provenance` writes down files and functions with a plan. Here the files are
+Idea        `tightrope_verify.captured` writes down files and functions with a plan. Here the files are
             compared with RECORD files and a lock too, and functions with fresh compilations.
 Guarantee   Where nothing is found, every file has the bytes, and every function that is captured has the byte
             code, of the planning process; and each function is what its file compiles to.
@@ -22,9 +22,7 @@ from types import CodeType
 from tightrope.core import Graph, Plan
 from tightrope.core.collector import collector_paused
 from tightrope.core.provenance import CodeDigest, Provenance
-from tightrope.integrity.environment import Environment, running_environment
-from tightrope.integrity.findings import Finding, FindingKind, Inspection
-from tightrope.integrity.provenance import (
+from tightrope_verify.captured import (
     captured_findings,
     code_digest,
     file_findings,
@@ -35,6 +33,8 @@ from tightrope.integrity.provenance import (
     without_provenance,
 )
 from tightrope_verify.codes import Bytecode, codes_in, compiled
+from tightrope_verify.environment import Environment, running_environment
+from tightrope_verify.findings import Finding, FindingKind, Inspection
 from tightrope_verify.lock import Lock
 from tightrope_verify.verify import startup_files, verify_files
 

@@ -20,9 +20,9 @@ from typing import Final, TypeAlias
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.collector import collector_paused
-from tightrope.integrity.environment import Distribution, Environment, RecordLine
-from tightrope.integrity.findings import Finding, FindingKind, encode
 from tightrope_verify.codes import Bytecode, is_ours, level_of
+from tightrope_verify.environment import Distribution, Environment, RecordLine
+from tightrope_verify.findings import Finding, FindingKind, encode
 
 Progress: TypeAlias = Callable[[int, Bytes], None]
 """Called now and then with the number of files and bytes read."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tightrope.core import TightropeError
-from tightrope.integrity.environment import Environment, running_environment
-from tightrope.integrity.findings import Finding, FindingKind, Inspection
+from tightrope_verify.environment import Environment, running_environment
+from tightrope_verify.findings import Finding, FindingKind, Inspection
 from tightrope_verify.lock import Lock, LockedDistribution, LockedFile
 from tightrope_verify.scan import Progress, Scan, SeenFile, scan
 

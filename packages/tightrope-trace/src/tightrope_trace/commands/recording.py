@@ -13,12 +13,11 @@ from tightrope.cli.capturing import is_on_meta, provenance_of_program
 from tightrope.cli.sound import Sound
 from tightrope.cli.target import Built
 from tightrope.core import Graph, Plan, TightropeError, Trace
-from tightrope.integrity.provenance import demand_code_of
-from tightrope.record import Recording, record_run
 from tightrope.run.base.status import NO_LIMIT
 from tightrope.run.compile import compile as planned
 from tightrope.run.report import report
 from tightrope_trace import record_eager
+from tightrope_trace.planned import Recording, demand_code_of, record_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from tightrope.core import TightropeError
 from tightrope.core.csv_text import what_is_wrong
-from tightrope.integrity.findings import Finding, FindingKind
+from tightrope_verify.findings import Finding, FindingKind
 
 _FOLDER: Final = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.dist-info")
 _DIGEST: Final = re.compile(r"(sha256|sha384|sha512)=([A-Za-z0-9_-]+)={0,2}")

@@ -1,32 +1,26 @@
-"""The code that a graph was captured from: written down with the plan, and compared before the plan is used.
+"""The code that a graph was captured from: written down with its plan, and compared with what is here.
 
 Idea        Capture knows the code object of every function that it looked into. Their files are hashed, with
             the distributions that own them, and their byte code is hashed too.
-Guarantee   Where `compared` finds nothing, every file has the bytes of the planning process. With what was
-            captured here, every function has its byte code and the graph its constants.
+Guarantee   Where nothing is found, every file has the bytes of the planning process, and every function that
+            was captured here has its byte code.
 Complexity  One hash per file and per function.
-Gaps        Files are not compared with RECORD files or a lock, and byte code not with its sources: that takes
-            tightrope-verify, whose check runs in place of `compared` where it is installed. What those
-            functions call without capture looking inside, as kernels in libraries, takes a lock.
+Gaps        Files are not compared with RECORD files or a lock here, and byte code not with its sources:
+            `tightrope_verify.provenance` does.
 """
 
 import marshal
 import os
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Final
 
-from tightrope.core import Plan
-from tightrope.core.plugins import installed, loaded
 from tightrope.core.provenance import CodeDigest, Provenance, SourceFile
-from tightrope.integrity.environment import Environment, running_environment
-from tightrope.integrity.findings import Finding, FindingKind, Inspection, digest_of, digest_of_file
+from tightrope_verify.environment import Environment, running_environment
+from tightrope_verify.findings import Finding, FindingKind, digest_of, digest_of_file
 
-CHECKS: Final = "tightrope.checks"
-"""The group of entry points of checks. Those called ``provenance`` are given what `demand_code_of` is."""
 OTHER_FILE: Final = "is not the file of the plan"
 
 
@@ -46,13 +40,13 @@ def _bare(code: CodeType) -> CodeType:
 
 
 def provenance_of(
-    codes: Iterable[CodeType], *, constants: str = "", environment: Environment | None = None
+    codes: Iterable[CodeType], *, constants: bytes = b"", environment: Environment | None = None
 ) -> Provenance:
     """Write down what was captured.
 
     Args:
         codes: of the functions that capture looked into.
-        constants: digest of the values of tensors that the graph holds.
+        constants: the values of tensors that the graph holds; empty = it holds none.
         environment: default: that of this interpreter.
 
     Example:
@@ -74,7 +68,7 @@ def provenance_of(
     return Provenance(
         tuple(files[k] for k in order),
         tuple(CodeDigest(*one) for one in digests),
-        constants,
+        digest_of(constants) if constants else "",
         sys.implementation.cache_tag or "",
     )
 
@@ -100,62 +94,6 @@ def _below_search_path(path: str) -> str:
     entries = [os.path.abspath(entry) + os.sep for entry in sys.path if entry]
     longest = max((entry for entry in entries if path.startswith(entry)), key=len, default="")
     return path[len(longest) :].replace(os.sep, "/")
-
-
-def demand_code_of(plan: Plan, *, captured: Provenance | None = None) -> None:
-    """Refuse a plan whose code is not the code that is here.
-
-    Args:
-        plan: with a provenance.
-        captured: the provenance of a capture of its call in this process.
-
-    Raises:
-        IntegrityError: names the first file, its owner, and what was expected and found.
-        TightropeError: an installed check does not load.
-    """
-    entries = installed(CHECKS).get("provenance", ())
-    for entry in entries:
-        loaded("the check of code", (entry,))(plan, captured=captured).demand()
-    if not entries:
-        compared(plan, captured=captured).demand()
-
-
-def compared(
-    plan: Plan,
-    *,
-    captured: Provenance | None = None,
-    paths: Sequence[str | Path] = (),
-    environment: Environment | None = None,
-) -> Inspection:
-    """Compare files, and functions as they were captured here, with those of a plan.
-
-    Args:
-        plan: with a provenance.
-        captured: the provenance of that capture, to compare every function as it runs.
-        paths: folders in which files of no distribution are looked for, before ``sys.path``.
-        environment: default: that of this interpreter.
-    """
-    began = time.process_time()
-    environment = environment or running_environment()
-    planned = plan.provenance
-    if planned is None:
-        return Inspection((without_provenance(),), cpu_seconds=time.process_time() - began)
-    found = [place_of(environment, file, paths) for file in planned.files]
-    environment = environment.about([environment.name(path) for path in found if path])
-    problems: list[Finding] = []
-    for file, path in zip(planned.files, found, strict=True):
-        problems += file_findings(environment, file, path, set())
-    if planned.interpreter != environment.interpreter:
-        problems.append(other_interpreter(planned, environment))
-    if captured is not None:
-        problems += captured_findings(planned, captured)
-        problems = without_harmless(problems, planned)
-    return Inspection(
-        tuple(problems),
-        num_distributions=len(environment.distributions),
-        num_files=len(planned.files),
-        cpu_seconds=time.process_time() - began,
-    )
 
 
 def without_provenance() -> Finding:

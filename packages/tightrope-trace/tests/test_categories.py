@@ -8,7 +8,8 @@ from torch import nn
 
 import tightrope
 from tightrope.core import Category, EventPhase, Trace
-from tightrope.record import Recording, forecast, record_run
+from tightrope.record import forecast
+from tightrope_trace import Recording, record_run
 
 
 class Classifier(nn.Module):

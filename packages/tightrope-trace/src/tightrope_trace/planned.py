@@ -36,9 +36,10 @@ from tightrope.core import (
     TightropeError,
     Trace,
 )
+from tightrope.core.plugins import absent, installed, loaded
+from tightrope.core.provenance import CHECKS, Provenance
 from tightrope.core.trace import EventPhase
 from tightrope.core.trace_check import MAX_REPEATS
-from tightrope.integrity.provenance import demand_code_of
 from tightrope.lower import problems
 from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
@@ -242,6 +243,24 @@ def _given(plan: Plan, graph: Graph | None, here: Graph) -> Graph:
                 f"{op.target} allocates otherwise here than where the plan was made: capture and plan here."
             )
     return graph
+
+
+def demand_code_of(plan: Plan, *, captured: Provenance | None = None) -> None:
+    """Refuse a plan whose code is not the code that is here.
+
+    Args:
+        plan: with a provenance.
+        captured: the provenance of a capture of its call in this process.
+
+    Raises:
+        IntegrityError: names the first file, its owner, and what was expected and found.
+        TightropeError: nothing is installed that compares them, or it does not load.
+    """
+    entries = installed(CHECKS).get("provenance", ())
+    if not entries:
+        raise absent("comparing the code of a plan with the code that is here", "verify")
+    for entry in entries:
+        loaded("the check of code", (entry,))(plan, captured=captured).demand()
 
 
 def _unit(planned: torch.nn.Module | TrainingStep) -> tuple[Calls, Unit, dict[str, str]]:

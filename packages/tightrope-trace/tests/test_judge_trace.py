@@ -3,7 +3,7 @@
 import pytest
 
 from tightrope.core import Buffer, JudgeError, Trace
-from tightrope.judge import check_trace, compare_traces
+from tightrope_trace.judge.trace import check_trace, compare_traces
 
 FORECAST = Trace("forecast", (Buffer(100, 0, 3, 0, 5), Buffer(64, 1, 2, 128), Buffer(64, 4, 5)), num_events=5)
 

@@ -1,0 +1,1 @@
+"""An independent checker of what a run of a plan left behind."""
