@@ -2,7 +2,8 @@
 
 P5 times the bound alone. P4 compares it with plans of training graphs: published ones on live bytes,
 captured ones with addresses. P11 asks for twenty budgets in random order and then again upwards. That
-the bound never exceeds the optimum is for ``pytest -m slow tests/plan/test_bound_time.py`` to say.
+the bound never exceeds the optimum is for ``pytest -m slow`` to say, of ``test_bound_time.py`` and
+``test_bound_stages.py``.
 """
 
 import random
@@ -115,7 +116,7 @@ def _twenty_budgets(name: str, graph: Graph) -> Row:
 def _corrupted(number: int) -> Row:
     """Spoil certificates in thirteen ways; the judge must refuse each, and accept each as it was."""
     refused = asked = sound = 0
-    plans = proved_plans(number)
+    plans = proved_plans(number, (True, False))
     for seed, (graph, plan) in enumerate(plans):
         sound += not problems(graph, plan)
         for corrupt in CORRUPTIONS:

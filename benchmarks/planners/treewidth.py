@@ -11,8 +11,8 @@ from tightrope.lower import walked
 from tightrope.plan import Options
 from tightrope.plan.anneal import anneal, shrink
 from tightrope.plan.model import build
-from tightrope.plan.runs import Runs
 from tightrope.plan.schedule import expand
+from tightrope_planners.bound.runs import Runs
 from tightrope_planners.peers.treewidth import Recursion, smallest_seed
 
 _SIZES = (100, 1000, 10_000)

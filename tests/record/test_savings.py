@@ -91,11 +91,13 @@ def test_a_tensor_that_a_cheap_op_makes_costs_what_its_inputs_cost() -> None:
         less = solve(graph, budget=plan.forecast.total - save, bound=True)
         saving = explain(forecast(graph, plan, others=(less,)), save=save).saving
         more = less.forecast.ns - plan.forecast.ns
-        assert less.certificate.proved
-        assert saving.price == Price(more, more, less.budget)
+        least = less.certificate.ns_bound - plan.forecast.ns
+        assert 0 < least <= more
+        assert saving.price == Price(least, more, less.budget)
         assert saving.bytes >= save
         assert 20 * saving.ns < more
-        assert f"{format_time(more)} more, exactly: the plan for {format_bytes(less.budget)}" in str(saving)
+        exactly = f"{format_time(more)} more, exactly: the plan for {format_bytes(less.budget)}"
+        assert (exactly in str(saving)) == less.certificate.proved
 
 
 def test_a_price_relies_on_no_plan_that_does_not_hold() -> None:

@@ -12,9 +12,9 @@ Gaps        Recomputable storages are counted only where they are read. What an 
 """
 
 from tightrope.core import Bytes, Graph, JudgeError, OpId, Plan, StorageId
+from tightrope.core.plugins import absent, installed, loaded
 from tightrope.judge.cover import certain_bytes, extra_time
 from tightrope.judge.needs import inside
-from tightrope.judge.stages import staged_time
 from tightrope.judge.versions import runs_once
 
 
@@ -87,8 +87,11 @@ def _pinned_until(graph: Graph) -> dict[StorageId, OpId]:
 def check_time_bound(graph: Graph, plan: Plan) -> None:
     """Refuse a claimed time bound that the graph and the certificate's cover do not support.
 
+    Numbers of stages are for an installed judge: ``stages(graph, numbers)`` of the group ``tightrope.judges``
+    gives the added time that they prove.
+
     Raises:
-        JudgeError: quotes the claim and what can be shown.
+        JudgeError: quotes the claim and what can be shown, or says what to install.
     """
     claim, shown, by = plan.certificate, graph.base_ns, "every op once"
     for proof in (claim.cover, claim.stages):
@@ -100,6 +103,9 @@ def check_time_bound(graph: Graph, plan: Plan) -> None:
     if claim.stages is not None:
         if claim.order == "free":
             raise JudgeError("certificate: stages prove nothing about schedules in any order.")
+        if not (entries := installed("tightrope.judges").get("stages", ())):
+            raise JudgeError(f"certificate: {absent('the judge of its stages', 'planners')}")
+        staged_time = loaded("the judge of stages", entries)
         shown, by = max(shown, graph.base_ns + staged_time(graph, claim.stages)), "the stages"
     if claim.ns_bound > shown:
         raise JudgeError(f"certificate: time bound {claim.ns_bound} ns; only {shown} ({by}) can be shown.")

@@ -9,7 +9,6 @@ from tests.judge.families import FAMILIES
 from tests.plan.test_paging_search import between, small
 from tightrope.core import Flag, Graph, Limits, Op, Phase, Storage, TightropeError
 from tightrope.lower import walked
-from tightrope.native.solvers.mincut import max_flow, min_cut
 from tightrope.plan.engine import open_solver
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
@@ -30,6 +29,7 @@ from tightrope_planners.peers.mincut_prices import (
     measured_prices,
     pointwise_class,
 )
+from tightrope_planners.solvers.mincut import max_flow, min_cut
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -11,7 +11,7 @@ from tightrope.core import Graph, Limits
 from tightrope.lower import walked
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
-from tightrope.plan.runs import Runs
+from tightrope_planners.bound.runs import Runs
 from tightrope_planners.peers.separators import Separators, decompose, separators
 from tightrope_planners.peers.treewidth import (
     Recursion,

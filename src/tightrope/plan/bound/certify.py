@@ -7,8 +7,7 @@ import msgspec
 
 from tightrope.core import Graph, Nanoseconds, PageIn, Plan
 from tightrope.core.version import VERSION
-from tightrope.plan.bound.close import close_bound
-from tightrope.plan.bound.cover import TimeBound, time_bound
+from tightrope.plan.bound.cover import TimeBound, further, time_bound
 from tightrope.plan.bound.floor import lower_bound
 
 Order = Literal["given", "free"]
@@ -61,7 +60,8 @@ def certify(graph: Graph, plan: Plan, *, order: Order = "given", bound: TimeBoun
 def closer(graph: Graph, plan: Plan, bound: TimeBound, *, order: Order = "given") -> TimeBound:
     """Try harder where the time that a plan adds may be the optimum.
 
-    Within 3 %, the same search goes on; within 40 %, every op that is short of bytes is looked at.
+    Within 3 %, the same search goes on; within 40 %, every op that is short of bytes is looked at, if that
+    bound is installed.
 
     Args:
         graph: what was planned, in base order.
@@ -78,8 +78,9 @@ def closer(graph: Graph, plan: Plan, bound: TimeBound, *, order: Order = "given"
         free = order == "free"
         harder = time_bound(graph, budget=plan.budget, free_order=free, upper_ns=added, effort=effort)
         bound = max(bound, harder, key=_extra)
-    if order == "given" and 0 < added - bound.extra_ns <= _FAR * added:
-        bound = max(bound, close_bound(graph, budget=plan.budget, upper_ns=added) or bound, key=_extra)
+    close = further("close")
+    if close is not None and order == "given" and 0 < added - bound.extra_ns <= _FAR * added:
+        bound = max(bound, close(graph, budget=plan.budget, upper_ns=added) or bound, key=_extra)
     return bound
 
 

@@ -10,24 +10,23 @@ Guarantee   The value is evaluated on integers from the multipliers alone, so th
             adds less time, in base order or, with a free order, in any order.
 Complexity  one linear program of as many columns as gaps per case; the effort is counted in work, so
             equal calls give equal bounds.
-Gaps        The cover does not charge re-runs for what they need themselves. `tightrope.plan.bound.stages`
-            does, and is tried first; the better of the two is returned.
+Gaps        The cover does not charge re-runs for what they need themselves. An installed bound that does is
+            tried first; the better of the two is returned.
 """
 
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Final, TypeVar
+from functools import cache
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tightrope.core import Bytes, Case, Cover, Graph, Nanoseconds, OpId, Split, Stages
+from tightrope.core import Bytes, Case, Cover, Graph, Nanoseconds, Split, Stages
+from tightrope.core.plugins import installed, loaded
 from tightrope.plan.bound.problem import MAX_FREE_OPS, problem
-from tightrope.plan.bound.program import Effort
-from tightrope.plan.bound.relaxation import Relaxation, RowKey, Solution, peaks
-from tightrope.plan.bound.staged import best_rows
+from tightrope.plan.bound.relaxation import Relaxation, RowKey, Solution
 
 _Case = TypeVar("_Case")
 
@@ -45,12 +44,8 @@ def preorder(root: _Case, children: Callable[[_Case], Sequence[_Case]]) -> list[
 _WORK: Final = (15_000, 40_000)
 """Most units of work (about 20 us) on graphs of up to 400 ops, and on larger ones."""
 _SMALL_OPS: Final = 400
-_STAGED_EFFORT: Final = (280_000, 1_800_000)
-"""The same for stages, in units of about a microsecond."""
-_STAGED_OPS: Final = 2_500
 _PROGRAM_OPS: Final = 10_000
 """Of a graph of more ops, one row is solved without a search for more."""
-_CANDIDATES: Final = 8
 _WORTH: Final = 1.001
 _SCALE_BITS: Final = 52
 _WEIGHT_BITS: Final = 61
@@ -68,6 +63,18 @@ class TimeBound:
     extra_ns: Nanoseconds
     cover: Cover | None = None
     stages: Stages | None = None
+
+
+@cache
+def further(name: str) -> Any:
+    """Load a bound that another distribution adds, an entry point of the group ``tightrope.bounds``; or None.
+
+    ``stages(graph, relaxation, solution, upper=, effort=)`` begins from a solved cover; effort 0 is one
+    linear program. ``close(graph, budget=, upper_ns=)`` goes on from a plan. Both return a `TimeBound`, or
+    None where they have nothing to say.
+    """
+    entries = installed("tightrope.bounds").get(name, ())
+    return loaded(f"the bound {name!r}", entries) if entries else None
 
 
 @dataclass(slots=True)
@@ -98,7 +105,7 @@ def time_bound(
         upper_ns: added time of a known schedule; the search for a better bound ends there.
         nodes: most linear programs after the first; None = a fixed amount of work, by size. 0 = none at all
             for graphs of more than 10,000 ops: one row of the problem is solved.
-        stages: whether to try the staged bound, which charges re-runs for what they read.
+        stages: whether to try the staged bound, which charges re-runs for what they read, if it is installed.
         effort: factor on the amount of work.
 
     Example:
@@ -118,36 +125,14 @@ def time_bound(
     if len(graph.ops) > _PROGRAM_OPS and nodes == 0:
         return _CoverSearch(relaxation, upper, relaxation.one_row()).result()
     search = _CoverSearch(relaxation, upper, relaxation.solve({}, ()))
-    large = len(graph.ops) > _SMALL_OPS
-    most = effort * _STAGED_EFFORT[large] if nodes is None else 0
-    staged = (
-        None if free_order or not stages else _staged(graph, relaxation, search.root.solution, upper, most)
-    )
+    staged: TimeBound | None = None
+    if stages and not free_order and (bound := further("stages")) is not None:
+        allowed = effort if nodes is None else 0
+        staged = bound(graph, relaxation, search.root.solution, upper=upper, effort=allowed)
     if staged is not None and staged.extra_ns >= min(upper, search.root.solution.value * _WORTH):
         return staged
-    search.run(nodes, relaxation.work + effort * _WORK[large])
+    search.run(nodes, relaxation.work + effort * _WORK[len(graph.ops) > _SMALL_OPS])
     return max(search.result(), staged or TimeBound(0), key=lambda found: found.extra_ns)
-
-
-def _staged(
-    graph: Graph, relaxation: Relaxation, found: Solution, upper: float, most: int
-) -> TimeBound | None:
-    """Bound with stages between the ops that the cover weighs most, and those that lack most."""
-    if len(graph.ops) > _STAGED_OPS:
-        return None
-    worth: dict[OpId, float] = {}
-    for (op, _), weight in found.weights.items():
-        worth[op] = worth.get(op, 0.0) + weight * float(relaxation.short[op])
-    weighed = sorted(worth, key=lambda op: -worth[op])
-    highest = sorted(peaks(relaxation.short).tolist(), key=lambda op: -int(relaxation.short[op]))
-    candidates = dict.fromkeys(op for pair in zip_longest(weighed, highest) for op in pair if op is not None)
-    few = list(candidates)[: _CANDIDATES if most else 1]
-    search = best_rows(graph, relaxation.problem, relaxation.budget, few, effort=Effort(most), upper=upper)
-    if search is None:
-        return None
-    search.run()
-    extra, stages = search.result()
-    return TimeBound(extra, None, stages if extra else None)
 
 
 class _CoverSearch:

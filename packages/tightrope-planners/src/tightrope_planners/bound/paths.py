@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tightrope.core import InputPath, StorageId
-from tightrope.plan.bound.stages import Constraint, Fact, StagedProblem
+from tightrope_planners.bound.stages import Constraint, Fact, StagedProblem
 
 _BROKEN: Final = 1e-4
 """By how much a solution must break a path."""

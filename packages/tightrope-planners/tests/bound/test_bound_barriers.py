@@ -13,16 +13,16 @@ from oracles import random_graph
 from tests.plan.bound_oracle import least_time, plain_graph, training_graph
 from tests.plan.test_bound_time import drawn
 from tightrope.core import Allocation, Barrier, Flag, Graph, JudgeError, Op, StageCase, Stages, Storage
-from tightrope.judge.stages import staged_time
 from tightrope.plan import lower_bound, solve, whole_bytes
-from tightrope.plan.bound.barriers import Barriers
-from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.problem import Problem, problem
-from tightrope.plan.bound.program import Effort
-from tightrope.plan.bound.rows import realised
-from tightrope.plan.bound.staged import StagedSearch
-from tightrope.plan.bound.stages import Lineage, staged_problem
 from tightrope.plan.model import build
+from tightrope_planners.bound.barriers import Barriers
+from tightrope_planners.bound.close import close_bound
+from tightrope_planners.bound.program import Effort
+from tightrope_planners.bound.rows import realised
+from tightrope_planners.bound.staged import StagedSearch
+from tightrope_planners.bound.stages import Lineage, staged_problem
+from tightrope_planners.judge.stages import staged_time
 
 EFFORT = 300_000
 

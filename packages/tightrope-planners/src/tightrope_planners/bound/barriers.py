@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 
 from tightrope.core import Barrier, Bytes, Chain, Graph, OpId, StorageId
-from tightrope.native.solvers.mincut import INFINITE, max_flow
 from tightrope.plan.bound.problem import Problem
-from tightrope.plan.bound.stages import Lineage
+from tightrope_planners.bound.stages import Lineage
+from tightrope_planners.solvers.mincut import INFINITE, max_flow
 
 
 @dataclass(frozen=True, slots=True)

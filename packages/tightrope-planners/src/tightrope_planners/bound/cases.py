@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tightrope.core import Choice, Fixing, InputPath, Nanoseconds, StageCase, Stages
-from tightrope.plan.bound.program import Answer, Assumed, StagedProgram
+from tightrope_planners.bound.program import Answer, Assumed, StagedProgram
 
 _SCALE_BITS: Final = 52
 _WEIGHT_BITS: Final = 61

@@ -19,10 +19,10 @@ import numpy as np
 
 from tightrope.core import Bytes, OpId
 from tightrope.plan.bound.problem import Problem
-from tightrope.plan.bound.program import Reals, StagedProgram
 from tightrope.plan.model import Model
 from tightrope.plan.recovery import made_by
-from tightrope.plan.runs import Runs
+from tightrope_planners.bound.program import Reals, StagedProgram
+from tightrope_planners.bound.runs import Runs
 
 _HOLDS: Final = 0.5
 """From where on a fact of a solution counts as so."""

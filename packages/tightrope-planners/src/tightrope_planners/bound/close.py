@@ -7,7 +7,7 @@ Idea        Where few ops are short of bytes, every one of them and then its nei
             it runs again. The search often ends at the
             time of the plan in hand, which is so proved the fastest.
 Source      Checkmate (MLSys 2020) restricted to the stages where memory is short
-Guarantee   as of `tightrope.plan.bound.stages`; effort is counted, so equal calls give equal bounds
+Guarantee   as of `tightrope_planners.bound.stages`; effort is counted, so equal calls give equal bounds
 Complexity  at most `_MOST_ROWS` rows at once; about a second per million units of effort
 Gaps        What is made between two rows for another re-run is not counted while that runs, but in a
             barrier.
@@ -18,15 +18,15 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Bytes, Graph, Limits, Nanoseconds, OpId
-from tightrope.plan.bound.barriers import Barriers
 from tightrope.plan.bound.cover import TimeBound
 from tightrope.plan.bound.problem import Problem, problem
-from tightrope.plan.bound.program import Effort, Reals
-from tightrope.plan.bound.rows import highest, lacking, realised
-from tightrope.plan.bound.staged import StagedSearch
-from tightrope.plan.bound.stages import Lineage, staged_problem
 from tightrope.plan.engine import live_limit
 from tightrope.plan.model import build
+from tightrope_planners.bound.barriers import Barriers
+from tightrope_planners.bound.program import Effort, Reals
+from tightrope_planners.bound.rows import highest, lacking, realised
+from tightrope_planners.bound.staged import StagedSearch
+from tightrope_planners.bound.stages import Lineage, staged_problem
 
 _MOST_ROWS: Final = 16
 _MOST_OPS: Final = 160

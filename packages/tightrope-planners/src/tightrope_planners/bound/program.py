@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightrope.core import TightropeError
-from tightrope.plan.bound.stages import Constraint, Fact, StagedProblem
+from tightrope_planners.bound.stages import Constraint, Fact, StagedProblem
 
 _BINDING: Final = 1e-12
 Reals = npt.NDArray[np.float64]

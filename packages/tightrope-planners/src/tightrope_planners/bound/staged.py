@@ -5,7 +5,7 @@ Idea        Solve the relaxation; add input paths, and rows rounded by sizes tha
             facts of a group hold, or on one fact, whichever raises both cases most when tried; take the
             cheapest case next.
 Source      mixed-integer rounding; reduced-cost fixing; strong branching; best-first search
-Guarantee   as of `tightrope.plan.bound.stages`
+Guarantee   as of `tightrope_planners.bound.stages`
 Complexity  a fixed effort, counted in constraints and simplex steps; deterministic
 Gaps        Constraints found in one case are kept in all others.
 """
@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Bytes, Graph, Nanoseconds, OpId, Stages
-from tightrope.plan.bound.cases import Node, Taken, written
-from tightrope.plan.bound.paths import Paths
 from tightrope.plan.bound.problem import Problem
-from tightrope.plan.bound.program import Answer, Assumed, Effort, Reals, StagedProgram
-from tightrope.plan.bound.stages import Constraint, Lineage, StagedProblem, staged_problem
+from tightrope_planners.bound.cases import Node, Taken, written
+from tightrope_planners.bound.paths import Paths
+from tightrope_planners.bound.program import Answer, Assumed, Effort, Reals, StagedProgram
+from tightrope_planners.bound.stages import Constraint, Lineage, StagedProblem, staged_problem
 
 _ROUNDS: Final = 25
 _LATER_ROUNDS: Final = 6
