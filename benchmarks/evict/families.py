@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tightrope.formats.eviction_log import EvictionLog, log_of_graph
+from tightrope.formats.eviction_log import EvictionLog
+from tightrope_planners.formats.eviction import log_of_graph
 
 Node = tuple[list[int], int, int]
 _HEAVY_NS: Final = 10

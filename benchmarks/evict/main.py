@@ -42,9 +42,10 @@ from benchmarks.evict.simulated import (
 from benchmarks.evict.tables import print_tables
 from benchmarks.zoo import build
 from benchmarks.zoo.tree_lstm import random_merges
-from tightrope.formats.eviction_log import EvictionLog, read_eviction_log, write_eviction_log
+from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, Policy
 from tightrope.run.evict.simulate import live_peak
+from tightrope_planners.formats.eviction import read_eviction_log, write_eviction_log
 
 RANDOM: str = "random_trees"
 """A tree LSTM over another random tree in every step, so that steps do not repeat."""

@@ -15,15 +15,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.evict.nets import trained
 from benchmarks.zoo import Scale
 from tightrope.capture._torch import storage_key, watch_storage
-from tightrope.formats.eviction_log import (
-    EvictionLog,
-    LogEvent,
-    LoggedOp,
-    Released,
-    StepEnd,
-    read_eviction_log,
-    write_eviction_log,
-)
+from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
+from tightrope_planners.formats.eviction import read_eviction_log, write_eviction_log
 
 _READ_ONLY = {"aten.empty.memory_format", "aten.detach.default"}
 

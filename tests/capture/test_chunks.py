@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
+from tests.capture.values_oracle import compare_values
 from tightrope.capture.api import capture_program
 from tightrope.capture.chunks import chunked, counts, finer_counts, why_whole
 from tightrope.capture.program import Program
 from tightrope.capture.whole import whole_program
 from tightrope.core import Graph
-from tightrope.judge.values import compare_values
 
 ROWS, WIDTH, VOCABULARY = 66, 8, 4100
 Loss = Callable[[Tensor, Tensor], Tensor]

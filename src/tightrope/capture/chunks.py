@@ -7,7 +7,7 @@ Idea        The widest product with rows (hidden states times a vocabulary) begi
 Source      Liger kernel and cut cross-entropy, here as a rewrite of the captured graph.
 Guarantee   What leaves the stretch row by row is computed by the same kernels from the same rows, and a
             loss by `nll_loss` is reduced over all rows as it was. Sums over rows are added in another
-            order. The rest of the graph is copied. `tightrope.judge.values` compares both on values.
+            order. The rest of the graph is copied. Tests compare both on values.
 Complexity  Linear in nodes, times chunks for those of the stretch.
 Gaps        Graphs of one part. One stretch; none whose rows are first cut or moved, and none where the
             backward needs the value of the loss. A loss with a weight per class stays as it is.

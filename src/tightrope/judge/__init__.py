@@ -1,8 +1,6 @@
-"""Independent checkers of executables, offsets, certificates and gradients.
+"""Independent checkers of executables, offsets and certificates.
 
-Nothing here shares code with the planners, the placers or the runtime that it checks. The checks of
-gradients and of values need torch and are imported by their own names, ``tightrope.judge.gradients``
-and ``tightrope.judge.values``.
+Nothing here shares code with the planners, the placers or the runtime that it checks.
 """
 
 from tightrope.judge.bound import check_bound, lower_bound

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from tightrope.core import Flag, Graph, Phase, PlanFileError, Schedule, TightropeError
 from tightrope.core.codec import check_graph
 from tightrope.formats import load_source, read_source
-from tightrope.formats.eviction_log import (
-    LoggedOp,
-    Released,
-    StepEnd,
-    log_of_graph,
-    read_eviction_log,
-    write_eviction_log,
-)
+from tightrope.formats.eviction_log import LoggedOp, Released, StepEnd
 from tightrope.lower import lower, peak_bytes, walked
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.model import build
@@ -32,6 +25,7 @@ from tightrope_planners.formats import (
     read_dtr_log,
     read_node_link,
 )
+from tightrope_planners.formats.eviction import log_of_graph, read_eviction_log, write_eviction_log
 from tightrope_planners.formats.node_link import MAX_NODES
 
 PUBLISHED = {

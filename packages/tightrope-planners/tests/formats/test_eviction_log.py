@@ -6,15 +6,8 @@ from typing import Any
 import pytest
 
 from tightrope.core import Graph, Op, PlanFileError, Storage
-from tightrope.formats.eviction_log import (
-    EvictionLog,
-    LoggedOp,
-    Released,
-    StepEnd,
-    log_of_graph,
-    read_eviction_log,
-    write_eviction_log,
-)
+from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released, StepEnd
+from tightrope_planners.formats.eviction import log_of_graph, read_eviction_log, write_eviction_log
 
 LOG = EvictionLog(
     "two ops",
