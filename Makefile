@@ -27,7 +27,7 @@ native: $(STAMP)
 # The wheels of plug-ins are of pure Python.
 TORCHES ?= $(BIN)/python
 wheel: $(STAMP)
-	$(BIN)/python -m tightrope.native.wheel $(TORCHES)
+	$(BIN)/python -m native_wheel $(TORCHES)
 	$(call build_wheels,$(abspath $(BIN)/python),$(PLUGINS),$(CURDIR)/dist)
 
 demo: native
@@ -102,7 +102,7 @@ $(AXE):
 	mkdir -p build/axe
 	cd build/axe && npm pack axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz
 
-CODE := src tests benchmarks examples conftest.py $(PLUGINS)
+CODE := src tests benchmarks examples conftest.py native_wheel.py $(PLUGINS)
 check: $(STAMP)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)

@@ -1,4 +1,4 @@
-"""Add the libraries that `tightrope.native.wheel` built to a wheel; without them it is one of pure Python."""
+"""Add the libraries that ``native_wheel.py`` built to a wheel; without them it is one of pure Python."""
 
 import os
 from pathlib import Path

@@ -22,7 +22,8 @@ from typing import Final, NamedTuple
 
 from rich.console import Console
 
-from tightrope.native import prebuilt, wheel
+import native_wheel as wheel
+from tightrope.native import prebuilt
 
 _PLAIN: Final = """
 import torch

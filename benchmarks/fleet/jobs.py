@@ -25,7 +25,6 @@ from rich.console import Console
 from benchmarks.micro.rows import Row
 from benchmarks.placement.generators import training_step
 from benchmarks.placement.peers import caching_allocator
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs import (
     HedgedPlacer,
     JobPlacer,
@@ -42,6 +41,7 @@ from tightrope_fleet.jobs import (
 )
 from tightrope_fleet.judge.jobs import check_jobs
 from tightrope_fleet.values.jobs import JobPlan
+from tightrope_fleet.values.work import WorkItem
 
 CAPACITY: Final = (96_000, 393_216, 8_000)
 SINCE: Final = 112 * 86_400

@@ -40,9 +40,9 @@ from benchmarks.micro.rows import Row
 from tightrope.core import Bytes, Graph, InfeasibleError
 from tightrope.plan import smallest
 from tightrope.plan.api import plan, whole_bytes
-from tightrope.run.step_graph import step_graph
 from tightrope_fleet.devices.fleet import DeviceClass, FleetProfile, make_devices
 from tightrope_fleet.devices.memory import able_share, fit_kinds
+from tightrope_fleet.devices.step_graph import step_graph
 
 NETS: Final = {"resnet18": "ResNet-18", "mobilenetv2": "MobileNet-v2"}
 BATCHES: Final = (32, 16, 8)

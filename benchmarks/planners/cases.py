@@ -9,8 +9,8 @@ from tests.judge.families import random_graph
 from tightrope.core import Flag, Graph, Op, Phase, Storage
 from tightrope.plan.attention import TransformerShape
 from tightrope.plan.model import Model
-from tightrope.plan.recovery import recovery
 from tightrope_planners.peers.mincut_prices import Prices
+from tightrope_planners.peers.recovery import recovery
 
 LAYER_OPS = 10
 

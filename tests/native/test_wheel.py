@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import native_wheel as wheel
 from benchmarks.first import installed as installed_wheel
 from benchmarks.first import without_compiler
 from tightrope.core import NativeError
-from tightrope.native import build, prebuilt, wheel
+from tightrope.native import build, prebuilt
 from tightrope.native.prebuilt import BuiltLibrary
 
 SMALL = 'extern "C" int answer() { return 42; }\n'

@@ -8,6 +8,7 @@ from tightrope.core.graph import RETURN
 from tightrope.lower import lower, lowered
 from tightrope.lower.pages import page_offsets
 from tightrope.plan import smallest, solve
+from tightrope.plan.paging import joint
 from tightrope.plan.paging.joint import may_page, smallest_paged, solve_paged
 from tightrope.plan.paging.search import PagingKnobs, plan_paging
 
@@ -40,9 +41,9 @@ def test_both_together_are_never_slower_than_either_alone(family: str, rate: flo
         least = smallest(graph).forecast.total
         most = solve(graph, budget=2**40, planner="given").forecast.total
         for budget in {least, (least + most) // 2, most}:
-            joint = planned(graph, budget, to)
-            assert fits(joint, graph, budget, to)
-            assert joint.forecast.ns <= solve(graph, budget=budget).forecast.ns
+            found = planned(graph, budget, to)
+            assert fits(found, graph, budget, to)
+            assert found.forecast.ns <= solve(graph, budget=budget).forecast.ns
             try:
                 paged = plan_paging(
                     graph, machine=to, budget=budget, can=may_page(graph),
@@ -50,7 +51,23 @@ def test_both_together_are_never_slower_than_either_alone(family: str, rate: flo
                 )  # fmt: skip
             except InfeasibleError:
                 continue
-            assert joint.forecast.ns <= paged.forecast.ns
+            assert found.forecast.ns <= paged.forecast.ns
+
+
+def test_without_the_native_search_a_step_pages_only_where_nothing_else_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, to = chain(), machine(rate=1e12)
+    ample = smallest(graph)
+    alone = solve(graph, budget=ample.forecast.total)
+    tight = smallest_paged(graph, to)
+    assert tight is not None
+    assert tight.forecast.total < ample.forecast.total
+    monkeypatch.setattr(joint, "missing", lambda _: "no compiler")
+    assert planned(graph, alone.budget, to).schedule == alone.schedule
+    assert planned(graph, tight.forecast.total, to).schedule == tight.schedule
+    with pytest.raises(InfeasibleError):
+        planned(graph, tight.forecast.total - 64, to)
 
 
 def chain(*, part: bool = False) -> Graph:

@@ -12,13 +12,12 @@ from tightrope.capture import Program, capture_program, measured
 from tightrope.capture.alike import ShortProgram, capture_short
 from tightrope.capture.whole import tangent_shapes
 from tightrope.cli.target import Built, first_line
-from tightrope.core import Graph, Machine, TightropeError
+from tightrope.core import Machine, TightropeError
 from tightrope.core.plugins import installed, loaded
 from tightrope.core.provenance import CHECKS, Provenance
 from tightrope.lower import with_writes
 from tightrope.native.hook.allocator import allocator
 from tightrope.price import price_graph
-from tightrope.run.step_graph import step_graph
 
 
 def captured(target: str, built: Built) -> tuple[Program, list[Any]]:
@@ -72,27 +71,6 @@ def _loss_note(program: Program) -> str:
         f"the forward returns no scalar loss alone: gradients start from outputs of shapes {shapes}. A loss "
         "computed outside the model is not counted; let the forward return it to count it."
     )
-
-
-def whole_graph(target: str, built: Built, optimizer: torch.optim.Optimizer) -> Graph:
-    """Capture and measure a step with its update.
-
-    Raises:
-        TightropeError: the step is not one graph, or nothing can be measured.
-    """
-    _check_measurable(target, (*built.model.parameters(), *built.args, *built.kwargs.values()))
-    return step_graph(built.model, built.args, optimizer, built.kwargs)
-
-
-def measured_graph(target: str, built: Built) -> Graph:
-    """Capture and measure a step without an update.
-
-    Raises:
-        TightropeError: the step is not one graph, or nothing can be measured.
-    """
-    program, real, _ = capture_target(target, built, short=False)
-    _check_measurable(target, real)
-    return measured(program, real, allocator()).graph
 
 
 def priced_program(target: str, built: Built, machine: Machine | None) -> Program:

@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from tightrope.cli.target import Built, build, called, checked, is_function
-from tightrope.core import Graph, Machine, Plan, TightropeError, parse_bytes
+from tightrope.cli.target import Built, build, is_function
+from tightrope.core import Machine, Plan, TightropeError, parse_bytes
 from tightrope.formats import Source, read_source
 
 
@@ -76,25 +76,3 @@ def _captured(target: str, built: Built, machine: Machine | None) -> Source:
     program = priced_program(target, built, machine)
     known = provenance_of_program(program)
     return Source(program.graph, tuple(range(len(program.graph.ops))), "tightrope", known)
-
-
-def step_graph_of(target: str) -> Graph:
-    """Read a graph file, or capture ``FILE.py:FUNCTION``: with the update, where it returns an optimizer too.
-
-    Args:
-        target: a file, or a function that returns (model, inputs) or (model, inputs, optimizer).
-
-    Raises:
-        TightropeError: there is no graph, the step is not one graph, or nothing can be measured.
-    """
-    if not is_function(target):
-        return source_of(target).graph
-    made = called(target)
-    import torch
-
-    from tightrope.cli.capturing import measured_graph, whole_graph
-
-    match made:
-        case (model, inputs, torch.optim.Optimizer() as optimizer):
-            return whole_graph(target, checked(target, (model, inputs)), optimizer)
-    return measured_graph(target, checked(target, made))

@@ -1,5 +1,25 @@
-"""Drawings of work over time, and the offline page around them: what lines of the product that draw share."""
+"""Work over time: what happened where, drawings of it, and an offline page around them."""
 
-from tightrope.draw.work import Bar, Curve, Lane, draw_curves, draw_lanes, ticks, work_page
+from tightrope.draw.work import (
+    Bar,
+    Curve,
+    Lane,
+    WorkEvent,
+    WorkTrace,
+    draw_curves,
+    draw_lanes,
+    ticks,
+    work_page,
+)
 
-__all__ = ["Bar", "Curve", "Lane", "draw_curves", "draw_lanes", "ticks", "work_page"]
+__all__ = [
+    "Bar",
+    "Curve",
+    "Lane",
+    "WorkEvent",
+    "WorkTrace",
+    "draw_curves",
+    "draw_lanes",
+    "ticks",
+    "work_page",
+]

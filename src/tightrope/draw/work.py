@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from tightrope.core import TightropeError, printable
 
@@ -33,6 +35,40 @@ _PAGE_STYLE: Final = (
     "td,th{padding:3px 12px 3px 0;text-align:left;border-bottom:1px solid #dde}"
     "svg{max-width:100%;height:auto}"
 )
+
+
+class WorkEvent(msgspec.Struct, frozen=True, gc=False):
+    """Something that happened, or is forecast to happen, half-open in time.
+
+    Attributes:
+        start: first instant.
+        end: first instant after it.
+        what: the item, such as a frame of a model, a job, a round.
+        where: the host; empty where it ran nowhere, as with a dropped frame.
+        kind: what it was: ``run``, ``drop``, ``page``, ``train``, ``send`` ...
+    """
+
+    start: int
+    end: int
+    what: str
+    where: str = ""
+    kind: str = "run"
+
+
+class WorkTrace(msgspec.Struct, frozen=True):
+    """What happened, in one layout for real, timed and simulated runs.
+
+    Attributes:
+        source: ``forecast`` of a plan, ``simulated``, ``timed`` (real work, virtual clock) or ``real``.
+        unit: of all times: ``ns``, ``ms`` or ``s``.
+        events: by start.
+        seed: of everything random.
+    """
+
+    source: Literal["forecast", "simulated", "timed", "real"]
+    unit: Literal["ns", "ms", "s"]
+    events: tuple[WorkEvent, ...]
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Libraries that a wheel brings: which of them belongs to the sources and the torch that are installed.
 
-They lie in ``libraries/`` with a manifest, which `tightrope.native.wheel` writes. A source checkout has none.
+They lie in ``libraries/`` with a manifest, which ``native_wheel.py`` writes. A source checkout has none.
 """
 
 import functools

@@ -211,3 +211,12 @@ def pairs_of(graph: Graph, schedule: Schedule) -> tuple[Pair, ...]:
             f"the schedule runs {seen} of {len(graph.ops)} ops in base order; it is not a plan of pairs."
         )
     return tuple(pairs)
+
+
+def made_by(model: Model) -> tuple[tuple[StorageId, ...], ...]:
+    """List, per op, the storages that its first run makes."""
+    created: list[list[StorageId]] = [[] for _ in model.need]
+    for storage, op in enumerate(model.producer):
+        if op >= 0:
+            created[op].append(storage)
+    return tuple(map(tuple, created))

@@ -1,18 +1,10 @@
 """Work over time: streams with deadlines, jobs with predicted ends, fleets of devices.
 
-What they share are the values of `tightrope.core.work`; `tightrope.draw` draws them.
+What they share are the values of `tightrope_fleet.values.work`; `tightrope.draw` draws them.
 """
 
-from tightrope.core.work import (
-    Availability,
-    Host,
-    Promise,
-    WorkEvent,
-    WorkItem,
-    WorkTrace,
-    broken,
-    promise_table,
-)
+from tightrope.draw import WorkEvent, WorkTrace
+from tightrope_fleet.values.work import Availability, Host, Promise, WorkItem, broken, promise_table
 
 __all__ = [
     "Availability",

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet.jobs import least, small
 from tightrope.core import JudgeError, TightropeError
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs import (
     RULES,
     LifetimeTable,
@@ -24,6 +23,7 @@ from tightrope_fleet.jobs.show import draw_jobs, draw_occupancy, job_promises, j
 from tightrope_fleet.jobs.traces import POD_MACHINE
 from tightrope_fleet.judge.jobs import check_jobs
 from tightrope_fleet.values.jobs import check_items
+from tightrope_fleet.values.work import WorkItem
 
 EVERY = (*RULES, "hedged", "trusting")
 

@@ -9,7 +9,6 @@ from statistics import median
 import pytest
 
 from tightrope.core import InfeasibleError, TightropeError
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs import (
     JobShape,
     LifetimeTable,
@@ -18,6 +17,7 @@ from tightrope_fleet.jobs import (
     parse_jobs,
     read_jobs,
 )
+from tightrope_fleet.values.work import WorkItem
 
 PODS = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"

@@ -7,7 +7,8 @@ Idea        Search without pages first, as for any step. Where that plan is slow
 Guarantee   Fits the budget and the slower tier, placed. By its forecast never slower than the plan without
             pages, nor than what the same search finds with pages alone.
 Complexity  That of both searches.
-Gaps        One call of a model: several that are planned together run without pages.
+Gaps        One call of a model: several that are planned together run without pages. Without the native
+            search a step pages only where nothing else fits.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan, StorageId, format_bytes
 from tightrope.lower.remainder import droppable
+from tightrope.native.interface import missing
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.cache import with_budget
@@ -78,6 +80,8 @@ def solve_paged(
         plain, found = None, error.smallest_found
     if plain is not None and (plain.forecast.ns == plain.forecast.base_ns or not any(can)):
         return plain
+    if missing("paging"):
+        return plain or _rescued(graph, budget, machine, found)
     options = Options(seed=seed, watch=Watch(seconds=seconds, budget=budget, progress=progress))
     start = PagedSet(pairs=() if plain is None else pairs_of(graph, plain.schedule))
     try:

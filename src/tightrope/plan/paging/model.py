@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from tightrope.core import Bytes, Graph, Machine, TightropeError, round_up
 from tightrope.native.solvers.paging import Decision, PagingTables
-from tightrope.plan.model import Pair, build
+from tightrope.plan.model import Pair, build, made_by
 from tightrope.plan.paging.schedule import Page, pageable
-from tightrope.plan.recovery import made_by
 
 
 @dataclass(frozen=True, slots=True)

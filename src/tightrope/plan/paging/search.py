@@ -32,14 +32,12 @@ from tightrope.core import (
     format_bytes,
 )
 from tightrope.native.solvers.paging import PagingGoal, PagingSolver, PagingState
-from tightrope.native.solvers.solver import available
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options, Watch
-from tightrope.plan.paging.fallback import PythonPaging
 from tightrope.plan.paging.model import PagedSet, need_slower_tier, tables, tier_limit
 from tightrope.plan.paging.schedule import expand_paged, useful_paged
 from tightrope.plan.reasons import reasons
@@ -110,6 +108,7 @@ def search_paged(
 
     Raises:
         TightropeError: the machine has no slower tier.
+        NativeError: there is no compiler and no built solver.
     """
     knobs, options = knobs or PagingKnobs(), options or Options()
     goal = PagingGoal(
@@ -121,14 +120,12 @@ def search_paged(
         rerun=knobs.recompute,
         page=knobs.paging,
     )
-    native = options.native and available()
-    search = (PagingSolver if native else PythonPaging)(tables(graph, machine, can))
-    run = _Anneal(search, len(graph.ops), knobs, options)
+    run = _Anneal(PagingSolver(tables(graph, machine, can)), len(graph.ops), knobs, options)
     again = [PagedSet(pairs=given.pairs) for given in start if given.pairs]
     paged = [PagedSet(pages=given.pages) for given in start if given.pages]
     if knobs.recompute:
-        searched = [PagedSet(_recomputation(graph, goal, options))] if native else []
-        fits = [run.consider(goal, found) for found in (*again, *searched)]
+        searched = PagedSet(_recomputation(graph, goal, options))
+        fits = [run.consider(goal, found) for found in (*again, searched)]
         if not any(fits):
             run.sequence(replace(goal, page=False), again, "recompute only")
     if knobs.paging:
@@ -154,9 +151,7 @@ def _recomputation(graph: Graph, goal: PagingGoal, options: Options) -> tuple[Pa
 class _Anneal:
     """Annealing runs one after the other, and the best set of all."""
 
-    def __init__(
-        self, search: PagingSolver | PythonPaging, num_ops: int, knobs: PagingKnobs, options: Options
-    ) -> None:
+    def __init__(self, search: PagingSolver, num_ops: int, knobs: PagingKnobs, options: Options) -> None:
         self.search, self.num_ops, self.knobs, self.options = search, num_ops, knobs, options
         self.best: PagedSet | None = None
         self.rank: _Rank | None = None

@@ -9,8 +9,8 @@ import typer
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import Bytes, TightropeError, parse_bytes, printable
-from tightrope.core.work import broken, promise_table
 from tightrope.core.writing import write_whole
+from tightrope_fleet.values.work import broken, promise_table
 
 _FLEET = """\b
 Examples:
@@ -180,8 +180,8 @@ def _fits(step: str | None, kinds: Any) -> tuple[Any, Bytes]:
     """Plan a step under the bytes of every kind; give the bytes of its parameters too."""
     if step is None:
         return (), _SMALL_MODEL
-    from tightrope.cli.sources import step_graph_of
     from tightrope.core import Kind
+    from tightrope_fleet.commands.step import step_graph_of
     from tightrope_fleet.devices.memory import fit_kinds
 
     graph = step_graph_of(step)

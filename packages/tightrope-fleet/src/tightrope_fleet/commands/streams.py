@@ -10,8 +10,8 @@ import typer
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError, parse_bytes
-from tightrope.core.work import broken, promise_table
 from tightrope.core.writing import write_whole
+from tightrope_fleet.values.work import broken, promise_table
 
 _EPILOG = """\b
 Examples:

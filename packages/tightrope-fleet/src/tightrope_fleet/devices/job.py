@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from tightrope.core.errors import TightropeError
 from tightrope.core.units import Bytes
-from tightrope.core.work import Promise
 from tightrope_fleet.devices.fleet import Devices
 from tightrope_fleet.devices.memory import KindFit, able_share
 from tightrope_fleet.devices.rounds import RoundLog, RoundPlan, run_rounds
+from tightrope_fleet.values.work import Promise
 
 if TYPE_CHECKING:
     from tightrope_fleet.devices.train import FederatedTraining

@@ -23,7 +23,7 @@ import numpy as np
 
 from tightrope.core.errors import InfeasibleError, TightropeError
 from tightrope.core.units import Bytes, shown
-from tightrope.core.work import WorkEvent, WorkTrace
+from tightrope.draw import WorkEvent, WorkTrace
 from tightrope_fleet.devices.fleet import Devices
 
 Step = Callable[[Sequence["DoneTask"], int], None]

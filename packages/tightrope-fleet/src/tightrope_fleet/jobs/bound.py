@@ -10,7 +10,7 @@ Gaps        Resources are looked at one by one, and whole jobs are taken as divi
 
 from collections.abc import Sequence
 
-from tightrope.core.work import WorkItem
+from tightrope_fleet.values.work import WorkItem
 
 
 def machine_time_bound(items: Sequence[WorkItem], capacity: Sequence[int], until: int | None = None) -> int:

@@ -12,9 +12,9 @@ Gaps        Small inputs alone.
 from collections.abc import Sequence
 
 from tightrope.core import TightropeError
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs.bound import machine_time_bound
 from tightrope_fleet.values.jobs import JobPlan, check_items
+from tightrope_fleet.values.work import WorkItem
 
 MOST_JOBS_EXACT = 14
 

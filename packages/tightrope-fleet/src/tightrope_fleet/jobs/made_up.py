@@ -17,8 +17,8 @@ import random
 from statistics import NormalDist
 from typing import Final
 
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs.traces import POD_MACHINE, JobTrace
+from tightrope_fleet.values.work import WorkItem
 
 _LIVES: Final = (
     (0.0, 5), (0.01, 12), (0.05, 48), (0.1, 79), (0.25, 166), (0.5, 539), (0.75, 1949), (0.9, 6374),

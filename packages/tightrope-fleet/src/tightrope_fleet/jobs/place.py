@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tightrope.core import TightropeError
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs.bound import machine_time_bound
 from tightrope_fleet.jobs.placer import JobPlacer
 from tightrope_fleet.jobs.policies import HEDGED, PREDICTING, WATCHING
 from tightrope_fleet.jobs.predict import LifePredictor
 from tightrope_fleet.jobs.trust import TrustingPlacer
 from tightrope_fleet.values.jobs import JobPlan, check_items
+from tightrope_fleet.values.work import WorkItem
 
 _REVIEW = 32
 _FIRST = 1500

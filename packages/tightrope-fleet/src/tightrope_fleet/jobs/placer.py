@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tightrope.core import TightropeError
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs.policies import PREDICTING, RULES, WATCHING, Floats
 from tightrope_fleet.jobs.predict import LifePredictor
+from tightrope_fleet.values.work import WorkItem
 
 _BLOCK = 64
 _NEVER: Floats = np.zeros(1)

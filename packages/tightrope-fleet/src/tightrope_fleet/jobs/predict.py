@@ -19,8 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs.policies import Floats
+from tightrope_fleet.values.work import WorkItem
 
 _ENOUGH = 30
 _TAIL = 5

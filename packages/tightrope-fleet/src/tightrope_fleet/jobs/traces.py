@@ -24,8 +24,8 @@ from typing import TypeAlias
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.arguments import check_path
 from tightrope.core.csv_text import not_csv
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs.packing_trace import HEADER, MAGIC, read_packing_trace
+from tightrope_fleet.values.work import WorkItem
 
 _MOST_BYTES: Bytes = 256 * 2**20
 _MILLION = 1_000_000

@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from tightrope.core.work import WorkItem
 from tightrope_fleet.jobs.placer import JobPlacer
 from tightrope_fleet.jobs.predict import LifePredictor
+from tightrope_fleet.values.work import WorkItem
 
 BOUNDS: Final = ((0.3, "gap"), (1.5, "aligned"))
 """Spread of the factors' logarithms below which a rule is followed; best fit beyond. Set on made-up jobs of

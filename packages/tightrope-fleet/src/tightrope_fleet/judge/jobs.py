@@ -11,8 +11,8 @@ Gaps        Whether decisions looked into the future cannot be seen from a place
 from collections.abc import Sequence
 
 from tightrope.core import JudgeError
-from tightrope.core.work import WorkItem
 from tightrope_fleet.values.jobs import JobPlan
+from tightrope_fleet.values.work import WorkItem
 
 
 def check_jobs(items: Sequence[WorkItem], plan: JobPlan) -> None:

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tightrope.native.solvers.streams import StreamScorer, available
 from tightrope_fleet.streams.frames import MS, StreamCase
+from tightrope_fleet.streams.native import StreamScorer, available
 from tightrope_fleet.streams.policies import follow, skipped
 from tightrope_fleet.streams.score import frugality, score
 from tightrope_fleet.streams.simulate import simulate

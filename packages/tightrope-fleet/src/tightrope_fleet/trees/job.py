@@ -13,7 +13,6 @@ from typing import Literal
 from tightrope.core.arguments import check_seconds
 from tightrope.core.errors import InfeasibleError, TightropeError
 from tightrope.core.units import Bytes, format_bytes, parse_bytes
-from tightrope.core.work import Promise
 from tightrope_fleet.trees.bins import CutTable
 from tightrope_fleet.trees.columns import check_columns, cut_columns, train_over_columns
 from tightrope_fleet.trees.forest import Forest
@@ -22,6 +21,7 @@ from tightrope_fleet.trees.parties import PartyTable
 from tightrope_fleet.trees.private import Privacy
 from tightrope_fleet.trees.rows import agree_rows, train_over_rows
 from tightrope_fleet.trees.wire import Wire, forecast_grow, least_rows, most_columns
+from tightrope_fleet.values.work import Promise
 
 _TRIED = (255, 191, 127, 95, 63, 47, 31, 23, 15, 11, 7, 5, 3, 2)
 

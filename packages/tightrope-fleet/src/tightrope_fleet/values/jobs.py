@@ -10,7 +10,7 @@ import msgspec
 
 from tightrope.core.errors import TightropeError
 from tightrope.core.units import shown
-from tightrope.core.work import WorkItem
+from tightrope_fleet.values.work import WorkItem
 
 MOST_JOBS = 2_000_000
 _LARGEST = 2**60

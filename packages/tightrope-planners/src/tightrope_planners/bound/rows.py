@@ -19,8 +19,7 @@ import numpy as np
 
 from tightrope.core import Bytes, OpId
 from tightrope.plan.bound.problem import Problem
-from tightrope.plan.model import Model
-from tightrope.plan.recovery import made_by
+from tightrope.plan.model import Model, made_by
 from tightrope_planners.bound.program import Reals, StagedProgram
 from tightrope_planners.bound.runs import Runs
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tightrope.core import Bytes, OpId, StorageId
-from tightrope.plan.model import Model, Pair
-from tightrope.plan.recovery import made_by
+from tightrope.plan.model import Model, Pair, made_by
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, Nanoseconds, OpId, StepIndex, StorageId
-from tightrope.plan.recovery import made_by, recovery
+from tightrope.plan.model import made_by
 from tightrope_planners.peers.chain import Chain
+from tightrope_planners.peers.recovery import recovery
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StepIn
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
-from tightrope.plan.recovery import last_useful, recovery
 from tightrope.plan.schedule import expand, useful
 from tightrope_planners.peers.milp import MixedIntegerProgram
+from tightrope_planners.peers.recovery import last_useful, recovery
 
 _SCALE = 10_000.0
 """The limit in units of the program: HiGHS' tolerance of 1e-6 is then one part in 10^10."""

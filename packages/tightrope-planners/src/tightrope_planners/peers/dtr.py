@@ -20,9 +20,9 @@ from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StepIn
 from tightrope.plan.engine import live_limit
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
-from tightrope.plan.recovery import recovery
 from tightrope.plan.schedule import expand_in_order
 from tightrope_planners.peers.neighbours import Classes, evicted_time
+from tightrope_planners.peers.recovery import recovery
 
 DtrScore = Literal["eq", "full", "local", "lru", "size"]
 

@@ -13,7 +13,7 @@ from tightrope.core import Bytes, OpId, StepIndex, StorageId
 from tightrope.plan.cp import ALWAYS, ConstraintProgram, Expression, Worker, constant
 from tightrope.plan.model import Model, Pair
 from tightrope.plan.options import Options
-from tightrope.plan.recovery import last_useful, recovery
+from tightrope_planners.peers.recovery import last_useful, recovery
 
 
 @dataclass(frozen=True, slots=True)

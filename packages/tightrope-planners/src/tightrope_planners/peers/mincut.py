@@ -33,9 +33,9 @@ from tightrope.core import (
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
-from tightrope.plan.recovery import recovery
 from tightrope.plan.schedule import expand, useful
 from tightrope_planners.peers.mincut_prices import Prices, measured_prices
+from tightrope_planners.peers.recovery import recovery
 from tightrope_planners.solvers.mincut import INFINITE, min_cut
 
 _UNITS = 2**40

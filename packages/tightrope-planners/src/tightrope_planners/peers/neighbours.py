@@ -1,8 +1,7 @@
 """The evicted neighbourhood of a storage: exact, and by union-find as in DTR (ICLR 2021)."""
 
 from tightrope.core import Nanoseconds, StorageId
-from tightrope.plan.model import Model
-from tightrope.plan.recovery import made_by
+from tightrope.plan.model import Model, made_by
 
 
 class Classes:

@@ -20,17 +20,16 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tightrope.core import Graph, Limits, Machine, OpId, Schedule, StepIndex, StorageId, TightropeError
-from tightrope.native.solvers.paging import PagingGoal, PagingSolver, PagingTables
-from tightrope.native.solvers.solver import available
+from tightrope.native.solvers.paging import PagingGoal, PagingTables
+from tightrope.plan.assemble import assemble
 from tightrope.plan.engine import live_limit
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
-from tightrope.plan.paging.fallback import PythonPaging
 from tightrope.plan.paging.model import PagedSet, need_slower_tier, tables, tier_limit
 from tightrope.plan.paging.schedule import Page
 from tightrope.plan.paging.search import Objective, paged_schedule
-from tightrope.plan.recovery import last_useful, recovery
 from tightrope_planners.peers.milp import MixedIntegerProgram
+from tightrope_planners.peers.recovery import last_useful, recovery
 
 _SCALE = 10_000.0
 """Limits in units of the program: HiGHS' tolerance of 1e-6 is then one part in 10^10."""
@@ -117,7 +116,7 @@ def solve_poet(
         machine: whose processor makes the copies itself (``engines = 0``).
         limits: bytes per tier (everything, as in a budget), seconds, joules.
         knobs: objective, effort, switches.
-        options: seed, and whether C++ may be used.
+        options: seed.
 
     Raises:
         TightropeError: no slower tier, copy engines, a graph too large, or HiGHS failed.
@@ -138,7 +137,6 @@ def solve_poet(
         knobs.recompute,
         knobs.paging,
     )
-    search = (PagingSolver if options.native and available() else PythonPaging)(facts)
     asked = goal
     while True:
         program = _PoetStages(build(graph), facts, asked, knobs)
@@ -147,8 +145,10 @@ def solve_poet(
         if not answer.values or knobs.in_place is not None:
             return PoetAnswer(None, answer.status in ("infeasible", "optimal"), bound)
         chosen = program.chosen(answer.values)
-        search.load(chosen.decisions())
-        over = search.state(goal.limit, goal.tier_limit).peak - goal.limit
+        schedule = paged_schedule(graph, machine, chosen)
+        over = (
+            assemble(graph, schedule, budget=None, machine=machine, placed=False).forecast.arena - goal.limit
+        )
         if over <= 0:
             return PoetAnswer(chosen, answer.status == "optimal", bound)
         asked = replace(asked, limit=asked.limit - over)  # what the solver's tolerance passed over

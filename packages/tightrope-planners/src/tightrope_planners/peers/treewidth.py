@@ -24,9 +24,9 @@ from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StepIn
 from tightrope.plan.engine import live_limit
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
-from tightrope.plan.recovery import recovery
 from tightrope.plan.schedule import expand_in_order
 from tightrope_planners.bound.runs import Runs
+from tightrope_planners.peers.recovery import recovery
 from tightrope_planners.peers.separators import Separators, separators
 
 _NO_LIMIT: Final = 2**62

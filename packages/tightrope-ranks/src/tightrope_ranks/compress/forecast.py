@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tightrope.core import Bytes
-from tightrope.core.work import WorkEvent, WorkTrace
+from tightrope.draw import WorkEvent, WorkTrace
 from tightrope_ranks.values.exchange import CodecCost, ExchangeProblem, Message
 
 Where = Literal["processor", "queue"]

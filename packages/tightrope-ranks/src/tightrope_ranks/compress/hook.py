@@ -31,7 +31,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from tightrope.core import PlanFileError, TightropeError
-from tightrope.core.work import WorkEvent, WorkTrace
+from tightrope.draw import WorkEvent, WorkTrace
 from tightrope_ranks.compress import agree
 from tightrope_ranks.compress.accepts import accepted, check_arguments
 from tightrope_ranks.compress.calibrate import calibrate, relative_errors

@@ -2,15 +2,14 @@
 
 A *work item* takes a vector of resources for a while; a *host* (a processor, a machine, a phone, an arena)
 offers a vector of resources in its windows. A plan promises a figure per limit; a run, real or simulated,
-leaves a `WorkTrace`, and a promise is held against what was observed there. Times are integers, half-open
-``[start, end)``, in the unit that the trace names.
+leaves a `tightrope.draw.WorkTrace`, and a promise is held against what was observed there. Times are
+integers, half-open ``[start, end)``, in the unit that the trace names.
 
 Every line of work has its own planner and its own plan. These values are what goes between them, the judges,
 the drawings and the command line.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
@@ -55,40 +54,6 @@ class WorkItem(msgspec.Struct, frozen=True, gc=False):
     size: tuple[int, ...]
     start: int
     end: int
-
-
-class WorkEvent(msgspec.Struct, frozen=True, gc=False):
-    """Something that happened, or is forecast to happen, half-open in time.
-
-    Attributes:
-        start: first instant.
-        end: first instant after it.
-        what: the item, such as a frame of a model, a job, a round.
-        where: the host; empty where it ran nowhere, as with a dropped frame.
-        kind: what it was: ``run``, ``drop``, ``page``, ``train``, ``send`` ...
-    """
-
-    start: int
-    end: int
-    what: str
-    where: str = ""
-    kind: str = "run"
-
-
-class WorkTrace(msgspec.Struct, frozen=True):
-    """What happened, in one layout for real, timed and simulated runs.
-
-    Attributes:
-        source: ``forecast`` of a plan, ``simulated``, ``timed`` (real work, virtual clock) or ``real``.
-        unit: of all times: ``ns``, ``ms`` or ``s``.
-        events: by start.
-        seed: of everything random.
-    """
-
-    source: Literal["forecast", "simulated", "timed", "real"]
-    unit: Literal["ns", "ms", "s"]
-    events: tuple[WorkEvent, ...]
-    seed: int = 0
 
 
 class Promise(msgspec.Struct, frozen=True):

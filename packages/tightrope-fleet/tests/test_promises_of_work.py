@@ -2,7 +2,7 @@
 
 import pytest
 
-from tightrope.core.work import Promise, broken, promise_table
+from tightrope_fleet.values.work import Promise, broken, promise_table
 
 
 @pytest.mark.parametrize(

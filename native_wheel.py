@@ -1,4 +1,4 @@
-"""Build a wheel that brings the native part: ``make wheel``, or ``python -m tightrope.native.wheel``.
+"""Build a wheel that brings the native part: ``make wheel``, or ``python -m native_wheel``.
 
 What knows no torch is built once, for a baseline of processors. The rest is built for every torch whose
 environment is named. What includes CUDA's headers is left out: `tightrope.native.build` builds it.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightrope.core import OpId, StepIndex, StorageId
-from tightrope.plan.model import Model
+from tightrope.plan.model import Model, made_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,6 @@ def last_useful(model: Model, op: OpId, wanted: Sequence[StepIndex]) -> StepInde
     """Find the last stage at which a re-run of ``op`` can be of use; -1 = never."""
     stage = min(max((wanted[s] for s in model.again_creates[op]), default=-1), model.window[op][1])
     return stage if stage >= model.window[op][0] else -1
-
-
-def made_by(model: Model) -> tuple[tuple[StorageId, ...], ...]:
-    """List, per op, the storages that its first run makes."""
-    created: list[list[StorageId]] = [[] for _ in model.need]
-    for storage, op in enumerate(model.producer):
-        if op >= 0:
-            created[op].append(storage)
-    return tuple(map(tuple, created))
 
 
 def _returns(model: Model, op: OpId, storage: StorageId, wanted: StepIndex) -> bool:
