@@ -398,14 +398,16 @@ def kernels_called() -> Iterator[set[str]]:
         yield found
 
 
-_STANDING: Final[dict[int, tuple[Any, Any]]] = {}
+num_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack
+"""Counts the dispatch modes that this thread entered."""
+STANDING: Final[dict[int, tuple[Any, Any]]] = {}
 """By thread: what meets its ops as a mode does, and the mode around it."""
 
 
 def innermost_mode() -> Any:
     """Return the dispatch mode that this thread's ops reach first, or what stands in for one, or None."""
     mode = torch.utils._python_dispatch._get_current_dispatch_mode()
-    standing, around = _STANDING.get(threading.get_ident(), (None, None))
+    standing, around = STANDING.get(threading.get_ident(), (None, None))
     return mode if standing is None or mode is not around else standing
 
 
@@ -413,11 +415,11 @@ def innermost_mode() -> Any:
 def standing_in(watch: Any) -> Iterator[None]:
     """Let something that meets the ops of this thread pass for a mode inside a ``with`` block."""
     thread = threading.get_ident()
-    _STANDING[thread] = watch, innermost_mode()
+    STANDING[thread] = watch, innermost_mode()
     try:
         yield
     finally:
-        del _STANDING[thread]
+        del STANDING[thread]
 
 
 def leaves_in(tree: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final, TypeAlias
@@ -39,8 +40,9 @@ def watch_storage(tensor: torch.Tensor) -> Callable[[], bool]:
     from torch.multiprocessing.reductions import StorageWeakRef
 
     reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    expired: Callable[[], bool] = reference.expired
-    return expired
+    expired: Any = partial(torch.UntypedStorage._expired, reference.cdata)
+    vars(expired)["reference"] = reference  # it frees what the number stands for
+    return expired  # type: ignore[no-any-return]
 
 
 def storage_at(address: int) -> torch.UntypedStorage:

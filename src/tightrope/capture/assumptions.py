@@ -76,6 +76,11 @@ class Key:
         self._attends = _attends(module)
         self._known: tuple[list[int], Counter[int]] = ([], Counter())
 
+    @property
+    def varies(self) -> bool:
+        """Whether calls may have other keys than the captured one."""
+        return bool(self._memory or self._offsets or self._attends)
+
     def of(self, args: Sequence[Any]) -> Hashable:
         """The key of a call."""
         return (
@@ -231,6 +236,8 @@ def serving_all(
         run: what serves it.
         again: captures a call.
     """
+    if not key.varies:
+        return run
     runs: dict[Hashable, Run] = {}
 
     def call(*args: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 from typing import Any, Final, Protocol
 
 import torch
@@ -225,20 +226,27 @@ class CapturedCall:
     ) -> Callable[..., Any]:
         """Make what Dynamo calls; once the gradient of an activation is wanted, it calls parts cut there."""
         parts: list[torch.fx.GraphModule] = []
+        node: type[Any] | None = None
 
         def call(*args: Any) -> Any:
+            nonlocal node
             if activations.wanted:
                 parts[:] = parts or [cut(self.module, activations.inner, part)]
                 return parts[0](*args)
-            given, rest = self.uses.handed_on(args)
-            leaving = activations.begin()
-            under_way.told = (rest, handed_on(tuple(groups), given), leaving)
+            uses = self.uses
+            given, rest = uses.handed_on(args) if uses.split or uses.viewed else (list(args), [])
+            leaving = activations.begin() if activations.inner else None
+            under_way.told = (rest, handed_on(tuple(groups), given) if groups else None, leaving)
             outputs = run(*given)
             token, under_way.token, under_way.told = under_way.token, None, NOTHING
             if token is not None and self.shares:
                 token.pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
             del token  # with it goes what the backward keeps
-            prepare_backward(outputs)
+            first: Any = getattr(outputs[0], "grad_fn", None) if outputs else None
+            if node is not None and isinstance(first, node):
+                first.set_materialize_grads(False)
+            else:
+                node = prepare_backward(outputs)
             return outputs if leaving is None else activations.hand_out(leaving, outputs, args)
 
         return call
@@ -397,11 +405,8 @@ def environment(tensors: Sequence[Any]) -> tuple[tuple[str, str], ...]:
 
 def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
     """Mark a function as taking one list that it empties, so that arguments can die early."""
-
-    def call(args: list[Any]) -> list[Any]:
-        return function(args)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
+    call = function if isinstance(function, FunctionType) else partial(function)
+    call._boxed_call = True  # type: ignore[union-attr]
     return call
 
 

@@ -30,18 +30,6 @@ def reason_of(error: BaseException) -> str:
     )
 
 
-_KINDS = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)))
-
-
-def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether all arguments are numbers, strings and tensors with sizes, which any call may get."""
-    for one in (*args, *kwargs.values()):
-        kind = type(one)
-        if kind not in _KINDS or (kind is torch.Tensor and one.is_nested):
-            return False
-    return True
-
-
 def untraceable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Say why torch is not to trace a call with these arguments; nothing where it may be.
 
@@ -49,8 +37,6 @@ def untraceable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     size without a number, so no graph says how many bytes it takes. Of a class with functions of its own it
     takes gradients to be plain tensors, and ends the backward with an error of its own.
     """
-    if are_plain(args, kwargs):
-        return ""
     tensors = tensors_in((args, kwargs))
     if any(one.is_nested for one in tensors):
         return f"The step cannot be captured as one graph: {NESTED}."
@@ -61,8 +47,6 @@ def untraceable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def read_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Say why a call with these arguments cannot be tried before it counts; nothing where it can be."""
-    if are_plain(args, kwargs):
-        return ""
     if any(isinstance(one, GeneratorType) for one in leaves_in((args, kwargs))):
         return "An argument is a generator, which can be read only once: give a list."
     return ""

@@ -19,8 +19,13 @@ def differentiating() -> bool:
     return getattr(_THREAD, "differentiating", False)
 
 
-def prepare_backward(outputs: Sequence[Any]) -> None:
-    """Make no zeros for outputs of a graph for which no gradient comes; explain second derivatives."""
+def prepare_backward(outputs: Sequence[Any]) -> type | None:
+    """Make no zeros for outputs of a graph for which no gradient comes; explain second derivatives.
+
+    Returns:
+        The class of the graph's node, whose next ones only want no zeros made; None where none was found.
+    """
+    found: type | None = None
     for output in outputs:
         node = output.grad_fn if isinstance(output, torch.Tensor) else None
         for _ in range(_MOST_VIEWS):
@@ -29,10 +34,12 @@ def prepare_backward(outputs: Sequence[Any]) -> None:
             node = next((before for before, _ in node.next_functions), None)
         if isinstance(node, torch.autograd.function.BackwardCFunction) and _is_ours(node):
             node.set_materialize_grads(False)
+            found = type(node)
             made: Any = getattr(node, "_forward_cls", None)
             differentiate = getattr(made, "_double_backward", None)
             if isinstance(differentiate, FunctionType):
                 made._double_backward = staticmethod(partial(_twice, differentiate))
+    return found
 
 
 def _is_ours(node: Any) -> bool:

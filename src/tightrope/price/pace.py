@@ -14,8 +14,9 @@ Gaps        The pace is the machine's as much as the graph's: what else runs on 
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, cycle, repeat
 from statistics import median_low
 from typing import Final
 
@@ -40,6 +41,7 @@ class Paced:
     Attributes:
         plain: whether it runs as it always does; a recording takes longer, and no other plan goes by it.
         num_runs: whole runs that were timed.
+        timed: whether to time the run that begins, and those after it.
 
     Example:
         >>> times = Paced("0" * 64, Forecast(0, 0, 0, ns=100, base_ns=100))
@@ -52,12 +54,10 @@ class Paced:
         self.forecast, self.plain = forecast, plain
         self._key = fingerprint, forecast.base_ns
         self._recent: deque[tuple[Nanoseconds, Nanoseconds]] = deque(maxlen=_RECENT)
-        self.num_runs = self._begun = 0
-
-    def begin(self) -> bool:
-        """Note that a run begins; tell whether to time it."""
-        self._begun += 1
-        return self._begun <= _ALL_OF_FIRST or self._begun % _EVERY == 0
+        self.num_runs = 0
+        self.timed: Iterator[bool] = chain(
+            repeat(True, _ALL_OF_FIRST), cycle([False] * (_EVERY - 1) + [True])
+        )
 
     def ran(self, ns: Nanoseconds, wall_ns: Nanoseconds) -> None:
         """Note a whole run: what its parts took by the clock of the prices, and by the wall's."""

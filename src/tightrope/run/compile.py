@@ -29,9 +29,8 @@ from tightrope.run.execute.paging import paging_of
 from tightrope.run.execute.untested import Loss, cannot_capture, loss_of
 from tightrope.run.ledger.room import RESERVE
 from tightrope.run.session.compiled import CompiledModel
-from tightrope.run.session.entries import entries_of, only_plain
 from tightrope.run.session.equal_forms import finder
-from tightrope.run.session.levels import Levels
+from tightrope.run.session.levels import Levels, entries_of, only_plain
 from tightrope.run.session.unit import Settings
 from tightrope.run.verify.eager import EagerTwin, Sampling
 

@@ -418,7 +418,9 @@ class Allocator:
         out = (_I64 * (_ENDED + len(MemoryStats._fields)))()
         if (code := self._native.tr_end_span(out)) < 0:
             self._checked(code)
-        return _replay_end(out[:_ENDED]), MemoryStats(*out[_ENDED:])
+        reached, reason = out[:2]
+        end = _replay_end(out[:_ENDED]) if reason else ReplayEnd(reached, None)
+        return end, MemoryStats(*out[_ENDED:])
 
     # what kernels take elsewhere
 

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tightrope.core import Bytes, TightropeError
 
 _Call: TypeAlias = Callable[..., Any]
-_SHARD_OF: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
+SHARD_OF: Final[WeakIdKeyDictionary] = WeakIdKeyDictionary()
 """The shard that each gathered parameter was seen to be made of, held weakly."""
 WHY: Final = "fully_shard divides it, and its hooks run between the graphs."
 
@@ -66,13 +66,8 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The shard of a gathered parameter, whose memory comes and goes; None for every other tensor."""
-    found = _SHARD_OF.get(tensor) if _SHARD_OF else None  # type: ignore[no-untyped-call]
+    found = SHARD_OF.get(tensor) if SHARD_OF.data else None  # type: ignore[no-untyped-call]
     return None if found is None else found()
-
-
-def any_shards() -> bool:
-    """Whether some parameter of this process was gathered."""
-    return bool(_SHARD_OF)
 
 
 class InsideHooks:
@@ -147,4 +142,4 @@ class _Shards:
         for name, parameter in self.module.named_parameters():
             shard = self._divided.get(name)
             if shard is not None and local_part(parameter) is parameter:
-                _SHARD_OF[parameter] = shard
+                SHARD_OF[parameter] = shard

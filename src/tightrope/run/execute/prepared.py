@@ -76,6 +76,17 @@ class Proof:
     num_products: int = 0
     contest: str = ""
 
+    def note(self, check: RecomputeCheck, reference: str, num_parts: int, *, over: bool) -> None:
+        """Note what was checked in so many parts, and what they were compared with; ``over`` = in all."""
+        self.num_parts = max(self.num_parts, num_parts)
+        self.num_again, self.num_results, self.fused = (
+            check.num_again,
+            check.num_results,
+            str(check.stretches),
+        )
+        self.reference = reference or self.reference
+        self.checked = time.time() if over else self.checked
+
     @property
     def rewritten(self) -> bool:
         """Whether other kernels than those of the captured ops compute some of it."""
@@ -161,7 +172,7 @@ class Prepared:
         """Bytes of the arena."""
         return self.plan.forecast.arena
 
-    @property
+    @cached_property
     def clock(self) -> tuple[str, Callable[[], Nanoseconds]]:
         """What its steps are timed by: the clock of the prices, but the wall's where it waits for pages."""
         return clock_here() if self.lease is None else ("wall time", time.perf_counter_ns)

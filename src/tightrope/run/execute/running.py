@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar, cast
+from operator import attrgetter
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
@@ -23,16 +24,29 @@ from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Allocator, Divergence
 from tightrope.price.device import warm_up
+from tightrope.run.base.sharded import SHARD_OF
 from tightrope.run.execute.check import RecomputeCheck
 from tightrope.run.execute.emit import Code
 from tightrope.run.execute.prepared import Prepared, Span
 from tightrope.run.execute.reference import Reference
-from tightrope.run.execute.versions import lies_apart, version_of, versions_of
+from tightrope.run.execute.versions import lies_apart, version_of
 from tightrope.run.ledger.accounts import Accounts, Observation
 from tightrope.run.ledger.arenas import Arenas
 from tightrope.run.ledger.kept_pages import freed_by
 
 _Result = TypeVar("_Result")
+_VERSION: Final = attrgetter("_version")
+_ADDRESS: Final = torch.Tensor.data_ptr
+
+
+def versions_of(tensors: list[Any]) -> list[tuple[int, int]]:
+    """What `version_of` says of each of many values; in C where all are tensors and none is gathered."""
+    if not SHARD_OF.data:
+        try:
+            return list(zip(map(_VERSION, tensors), map(_ADDRESS, tensors), strict=True))
+        except AttributeError:  # a number
+            pass
+    return [version_of(tensor) for tensor in tensors]
 
 
 class Pending:
@@ -72,7 +86,7 @@ class Pending:
         self._droppable: tuple[frozenset[StorageId], Bytes] | None = None
         self.done: Callable[[Pending], None] = lambda _: None
         self._visible = running.prepared.code.visible[part]
-        found = versions_of(inputs + [kept[position] for position in self._visible])
+        found = versions_of([*inputs, *map(kept.__getitem__, self._visible)])
         self._given, self._versions = found[: len(inputs)], found[len(inputs) :]
 
     def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -279,7 +293,7 @@ class Running:
         self.left_arena = False
         self.peak: Bytes = prepared.proof.peak if accounts.allocator is None else 0
         self.charged: Bytes = 0
-        self._is_timed = prepared.times.begin()
+        self._is_timed = next(prepared.times.timed)
         self._spent: tuple[Nanoseconds, Nanoseconds] = (0, 0)
         self._arenas, self.arena = arenas, arena
         self._reached = 0 if arena is not None else -1
@@ -404,7 +418,9 @@ class Running:
     def _end_part(self) -> None:
         self.position += 1
         if self._check is not None:
-            self._note(self._check)
+            reference = "" if self._reference is None else str(self._reference)
+            over = self.position == len(self.turns)
+            self.prepared.proof.note(self._check, reference, self.position, over=over)
         elif self._is_timed and self.position == len(self.turns) and not (self._profiled or self.divergences):
             self.prepared.times.ran(*self._spent)
         if self.position < len(self.turns) and not self.off:
@@ -419,44 +435,27 @@ class Running:
         self._spent = spent + clock() - start, waited + time.perf_counter_ns() - wall
         return result
 
-    def _note(self, check: RecomputeCheck) -> None:
-        proof = self.prepared.proof
-        proof.num_parts = max(proof.num_parts, self.position)
-        proof.num_again, proof.num_results = check.num_again, check.num_results
-        proof.fused = str(check.stretches)
-        if self._reference is not None:
-            proof.reference = str(self._reference)
-        if self.position == len(self.turns):
-            proof.checked = time.time()
-
     def _served(
         self, allocator: Allocator, arena: int, code: Callable[[], _Result], span: Span
     ) -> tuple[_Result, Observation]:
         """Run code at planned addresses."""
-        seen = Observation()
+        seen, reached = Observation(), -1
         if allocator.index >= 0:
             warm_up(self.accounts.device)
         start = allocator.begin_span(arena, self.prepared.table, start=span.start)
         try:
             result = self._timed(code) if self._is_timed else code()
-        except BaseException:
+            reached = span.end
+        finally:
             end, now = allocator.end_span()
             self.accounts.saw(seen, start, now)
-            self._diverged(end.divergence)
-            raise
-        end, now = allocator.end_span()
-        self.accounts.saw(seen, start, now)
-        self._reached = end.reached
-        if end.divergence is not None:
-            self._diverged(end.divergence)
-        elif end.reached < span.end:
-            self._diverged(Divergence(end.reached, 0, 0, "short", 0))
+            if (found := end.divergence) is None and end.reached < reached:
+                found = Divergence(end.reached, 0, 0, "short", 0)
+            if found is not None:
+                self.divergences.append(found)
+            if found is not None or reached >= 0:
+                self._reached = -1 if found is not None else end.reached
         return result, seen
-
-    def _diverged(self, divergence: Divergence | None) -> None:
-        if divergence is not None:
-            self.divergences.append(divergence)
-            self._reached = -1
 
     def resume(self) -> None:
         """Take the arena again before a part that is not the first.
@@ -474,8 +473,9 @@ class Running:
         self._pause()
 
     def _pause(self) -> None:
+        """Let the free pages of the arena go where the limit needs them; blocks in it stay."""
         if self.arena is not None and self._arenas is not None:
-            self._arenas.pause(self.arena)
+            self._arenas.allocator.idle(self.arena)
 
     def trim(self) -> None:
         """Give back the pages that hold nothing, until the next part."""

@@ -72,26 +72,6 @@ class Observation:
     heap_left: Bytes = 0
 
 
-class TurnLock:
-    """A lock that one thread may take several times, and that tells whether it is taken."""
-
-    def __init__(self) -> None:
-        self._lock, self._depth = threading.RLock(), 0
-
-    @property
-    def taken(self) -> bool:
-        """Whether some thread holds it."""
-        return self._depth > 0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        self._lock.release()
-
-
 class Accounts:
     """Bytes and limits of one process; get it from `accounts`.
 
@@ -110,7 +90,7 @@ class Accounts:
         self.device = device
         self.allocator, self.note = _hook(device)
         self.marked: Bytes = 0
-        self.turn = TurnLock()
+        self.turn = threading.RLock()
         self.watchers: weakref.WeakSet[object] = weakref.WeakSet()
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
@@ -306,7 +286,7 @@ class Accounts:
         return f"{said}which was not seen yet.", found
 
     def _relieved(self) -> bool:
-        return not self.turn.taken and self._own is None and (self._relief() or self._collected())
+        return not _is_taken(self.turn) and self._own is None and (self._relief() or self._collected())
 
     def _collected(self) -> bool:
         """Collect garbage, a model that nobody holds and its limit with it; tell whether that made room."""
@@ -321,9 +301,9 @@ class Accounts:
 
     def note_tensors(self, tensors: Iterable[Any]) -> None:
         """Look among ``tensors`` for some older than the hook and adjust the limit."""
-        if self.allocator is not None and self.device == CPU:
-            self._older.note(tensors)
-            self._adjust()
+        counts = self.allocator is not None and self.device == CPU
+        if counts and self._older.note(tensors) != self._applied:
+            self._apply()
 
     def search(self) -> None:
         """Look for tensors older than the hook among all that Python knows, and adjust the limit.
@@ -332,11 +312,8 @@ class Accounts:
         """
         if self.allocator is not None and self.device == CPU:
             self._older.search()
-            self._adjust()
-
-    def _adjust(self) -> None:
-        if self.older != self._applied:
-            self._apply()
+            if self.older != self._applied:
+                self._apply()
 
     @contextmanager
     def observed(self, *, profiled: bool = False, held: Bytes = 0) -> Iterator[Observation]:
@@ -440,6 +417,14 @@ class Accounts:
     def charged_at_mark(self) -> Bytes:
         """Bytes charged when `mark` was called last, with all older tensors known by now."""
         return self.marked + self.older
+
+
+def _is_taken(lock: Any) -> bool:
+    """Tell whether some thread holds a lock that a thread may take several times."""
+    free: bool = not lock._is_owned() and lock.acquire(blocking=False)
+    if free:
+        lock.release()
+    return not free
 
 
 @contextmanager

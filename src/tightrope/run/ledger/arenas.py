@@ -81,7 +81,10 @@ class Arenas:
 
     def again(self, arena: int) -> bool:
         """Lease the arena that served last, if it is the only idle one and its blocks are all dead."""
-        if self._idle != [arena] or not self._lease(arena):
+        try:
+            if self._idle != [arena] or not self.allocator.lease(arena):
+                return False
+        except torch.OutOfMemoryError:
             return False
         self._idle = []
         self._busy.add(arena)
@@ -107,11 +110,6 @@ class Arenas:
         opened = self.allocator.open_arena(size)
         self._busy.add(opened)
         return opened
-
-    def pause(self, arena: int) -> None:
-        """Let the free pages of a leased arena go where the limit needs them; blocks in it stay."""
-        if arena in self._busy:
-            self.allocator.idle(arena)
 
     def resume(self, arena: int) -> None:
         """Go on in a paused arena.

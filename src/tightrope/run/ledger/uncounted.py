@@ -33,29 +33,29 @@ class UncountedTensors:
 
     Args:
         owns: whether the allocator serves what stands at an address.
+
+    Attributes:
+        known: bytes of those that live and of those that went since somebody asked, each rounded up to 64.
     """
 
     def __init__(self, owns: Callable[[int], bool]) -> None:
         self._owns = owns
         self._watched: dict[int, tuple[Callable[[], bool], Bytes]] = {}
-        self._sum: Bytes = 0
+        self.known: Bytes = 0
 
     @property
     def bytes(self) -> Bytes:
         """Bytes of those that live, each rounded up to 64."""
         self._look(_AT_ONCE)
-        return self._sum
+        return self.known
 
-    @property
-    def known(self) -> Bytes:
-        """The same, those that went since somebody asked included."""
-        return self._sum
-
-    def note(self, tensors: Iterable[Any]) -> None:
-        """Watch those of ``tensors`` that the allocator did not serve."""
+    def note(self, tensors: Iterable[Any]) -> Bytes:
+        """Watch those of ``tensors`` that the allocator did not serve; return `bytes`."""
         for value in tensors:
             if isinstance(value, torch.Tensor) and (storage := _storage_here(value)) is not None:
                 self._watch(value, storage)
+        self._look(_AT_ONCE)
+        return self.known
 
     def search(self) -> None:
         """Watch every such tensor that Python knows, and look at all that are watched."""
@@ -71,7 +71,7 @@ class UncountedTensors:
         known = self._watched.get(address)
         if not address or (known is not None and not known[0]()) or self._owns(address):
             return
-        self._sum += round_up(storage.nbytes()) - (known[1] if known is not None else 0)
+        self.known += round_up(storage.nbytes()) - (known[1] if known is not None else 0)
         gone = _for_ever if _probes.gone(("storages",)) else _torch.watch_storage(tensor)
         self._watched[address] = (gone, round_up(storage.nbytes()))
 
@@ -81,7 +81,7 @@ class UncountedTensors:
             address = next(iter(self._watched))
             gone, size = self._watched.pop(address)
             if gone():
-                self._sum -= size
+                self.known -= size
             else:
                 self._watched[address] = (gone, size)
 

@@ -30,15 +30,14 @@ from tightrope.run.base.status import StatusLine
 from tightrope.run.execute.running import Pending, Running
 from tightrope.run.ledger.accounts import Accounts, Observation
 from tightrope.run.ledger.caller import CallerBytes
-from tightrope.run.ledger.headroom import CallerSoFar
+from tightrope.run.ledger.headroom import CallerSoFar, Headroom
 from tightrope.run.ledger.optimizer import Foresight
 from tightrope.run.ledger.refusal import Expected
 from tightrope.run.session.captured import Captured, Rewritten
 from tightrope.run.session.forms import Forms
 from tightrope.run.session.needs import Prospects
-from tightrope.run.session.patterns import Pattern, Patterns, single
+from tightrope.run.session.patterns import Pattern, Patterns, ended, single, standing_for
 from tightrope.run.session.steady import Steady
-from tightrope.run.session.turns import Turns
 from tightrope.run.session.unit import Settings, Unit
 from tightrope.run.session.units import Units
 
@@ -85,7 +84,8 @@ class Calls:
         self.patterns = Patterns()
         self.waiting: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._running: Running | None = None
-        self._turns = Turns()
+        self._done: Pattern = ()
+        self._num_calls = 0
         self._whole = True
         self._gaps: CallerBytes | None = None
         self.steady = Steady(accounts, settings.verify)
@@ -141,21 +141,13 @@ class Calls:
         """The unit in which a graph, in its present form, runs alone, or with its own backward."""
         return self.units.last(self.forms.expected(number))
 
-    def _expected(self, number: int) -> Pattern:
-        if self.waiting:
-            return single(number)
-        found = self.patterns.expected(number)
-        num_ops = sum(len(self.captured[turn.graph].graph.ops) for turn in found) // 2
-        return found if num_ops <= _MOST_OPS else single(number)
-
     def _begin(
         self, unit: Unit, turns: tuple[Turn, ...], *, but: Pending | None = None, trains: bool = True
     ) -> Running:
         self.prospects.begin(first=not self.num_forwards)
-        waiting = bool(self.waiting)
         return unit.begin(
             turns,
-            lambda held: self.prospects.room(unit, held, updates=trains and not waiting),
+            lambda held: self.prospects.room(unit, held, updates=trains and not self.waiting),
             partial(self._expected_need, turns[0].graph, but),
             give_up=lambda: self._give_up(but) or self.prospects.grown(self.captured[turns[0].graph]),
             ready=self.when_fits,
@@ -184,9 +176,16 @@ class Calls:
             if self.waiting:
                 before = sum(pending.first == number for pending in self.waiting)
                 self.overlapped |= {one.turn.graph for one in self.waiting if one.first == number}
-            number = self.forms.expected(first, before)
+            number = (
+                self.forms.expected(first, before) if before else self.forms.following.get((first, 0), first)
+            )
             one = self.captured[number]
-            self._enter(one.unknown(args) if self.steady.left else args)
+            self.accounts.open_step(None)
+            self.accounts.note_tensors(self.steady.unseen(one, args) if self.steady.left else args)
+            if self.waiting and sum(self._lacked(p) for p in self.waiting if not p.num_backwards):
+                _torch.run_tiny_backward()  # autograd holds what a failed backward left until the next one
+            if self._gaps is not None:
+                self._gaps.enter()
             if one.stale and not self.waiting:
                 self._measure_again(one, args)
             running, turn = self._next_forward(number)
@@ -194,8 +193,10 @@ class Calls:
             args.clear()
             inputs, part = list(given), running.position
             outputs, kept = self._run(running, partial(running.run, [], given))
-            self.num_forwards += 1
-            pending = Pending(running, turn, self._turns.forward(number), part, kept, inputs)
+            call = self._num_calls
+            self.num_forwards, self._num_calls = self.num_forwards + 1, call + 1
+            self._done = (*self._done, turn if turn.call == call else replace(turn, call=call))
+            pending = Pending(running, turn, call, part, kept, inputs)
             pending.calls, pending.done = self, self.end
             pending.first, pending.before = first, before
             running.open.add(pending)
@@ -203,24 +204,19 @@ class Calls:
             self.accounts.watch_caller(_relieve, _under_way)
             return [*outputs, pending.token()]
 
-    def _enter(self, args: Sequence[Any]) -> None:
-        self.accounts.open_step(None)
-        self.accounts.note_tensors(args)
-        if self.waiting:
-            lacked = [p for p in self.waiting if not p.num_backwards and self._lacked(p)]
-            if lacked:  # autograd holds what a failed backward left until the next one
-                del lacked
-                _torch.run_tiny_backward()
-        if self._gaps is not None:
-            self._gaps.enter()
-
     def _lacked(self, pending: Pending) -> bool:
         """Learn from a forward whose backward never came what the code after it lacked."""
         missing = self._gaps.refused() if self._gaps is not None else 0
         if missing and len(pending.running.turns) > 1:
             unit = self.unit(pending.running.turns)
-            unit.headroom = unit.headroom.observe_oom(missing)
+            self._learn(unit, unit.headroom.observe_oom(missing))
         return bool(missing)
+
+    def _learn(self, unit: Unit, headroom: Headroom) -> None:
+        """Leave so much for the caller's code from now on."""
+        if headroom != unit.headroom:
+            unit.headroom = headroom
+            self.steady.drop()
 
     def _measure_again(self, one: Captured, args: Sequence[Any]) -> None:
         """Price a graph anew after a divergence; the second time, give planned addresses up."""
@@ -236,7 +232,7 @@ class Calls:
         """The execution that a forward belongs to, and its turn there: the expected one, or a new one."""
         running = self._running
         if running is not None and self.waiting:
-            turn = self._turns.next(number)
+            turn = Turn(self._num_calls, number, False)
             if running.expects(turn):
                 try:
                     running.resume()
@@ -246,7 +242,8 @@ class Calls:
         self._running = None
         charged, heap = self.accounts.counted()
         if not self.waiting:
-            self._turns, self._whole, self._gaps = Turns(), True, CallerBytes(self.accounts, heap)
+            self._done, self._num_calls, self._whole = (), 0, True
+            self._gaps = CallerBytes(self.accounts, heap)
             waiting = len(_ALL) > 1 and any(calls.waiting for calls in _ALL)
             running = None if waiting else self.steady.again(number, self.patterns.last, charged)
             if running is not None:
@@ -257,7 +254,9 @@ class Calls:
             self.prospects.raise_share([self.captured[graph] for graph in graphs], waiting=True)
         for pending in self.waiting:
             pending.running.trim()
-        pattern, running = self._expected(number), None
+        pattern, running = single(number) if self.waiting else self.patterns.expected(number), None
+        if sum(len(self.captured[turn.graph].graph.ops) for turn in pattern) > 2 * _MOST_OPS:
+            pattern = single(number)
         if pattern != single(number):
             try:
                 running = self._begin(self.unit(pattern), pattern)
@@ -317,9 +316,11 @@ class Calls:
         finally:
             if len(running.divergences) > before:
                 self._noted(running, before)
-        if self._gaps is not None:
-            own = len(running.turns) > 1 or running.left_arena
-            self._gaps.ran(seen, max(seen.heap_left - seen.heap, 0) * own, first=not self._turns.num_calls)
+        own = max(seen.heap_left - seen.heap, 0) * (len(running.turns) > 1 or running.left_arena)
+        if self._gaps is not None and self._num_calls:
+            self._gaps.ran(seen, own)
+        elif self._gaps is not None:
+            self._gaps = CallerBytes(self.accounts, self._gaps.start + own)
         self.observed_charged = max(self.observed_charged, running.charged)
         return outputs, rest
 
@@ -383,11 +384,11 @@ class Calls:
     ) -> list[Any]:
         """Note which gradients the caller gets, and unless ``more`` come, that the backward is over."""
         if not more:
-            self._turns.backward(pending.call)
+            self._done += (ended(self._done, pending.call),)
             self._whole = self._whole and not again
             if not again:
                 pending.finish()
-        if not again and self._gaps is not None and self._turns.num_calls > 1:
+        if not again and self._gaps is not None and self._num_calls > 1:
             self._gaps.hand_over(pending.call, gradients)
         return gradients
 
@@ -404,7 +405,7 @@ class Calls:
     def _form(self, pending: Pending, came: Arrived) -> int:
         """The form of the graph for a backward; later steps expect what is learned from it."""
         number, following = self.forms.learn(pending, came)
-        self._turns.expect(pending.call, following)
+        self._done = standing_for(self._done, pending.call, following)
         return number
 
     def _has_room(self, pending: Pending, number: int) -> bool:
@@ -459,17 +460,17 @@ class Calls:
     def _complete(self) -> None:
         """Learn from the turns of a unit, when nothing is pending."""
         running, self._running = self._running, None
-        gaps, pattern = self._gaps, self._turns.pattern
+        gaps, pattern = self._gaps, self._done
         if running and gaps and self._whole and self.steady.covers(running, pattern, gaps):
             self.num_steps, self._gaps = self.num_steps + 1, None
             running.close()
             return
-        if gaps is not None and self._whole and 2 * self._turns.num_calls == len(pattern) and pattern:
+        if gaps is not None and self._whole and 2 * self._num_calls == len(pattern) and pattern:
             if len(pattern) > 2:
                 self.patterns.note_dropped(pattern, gaps.dropped)
             self.patterns.learn(pattern, free=all(running.was_free for running in self.recent))
             unit = self.unit(pattern)
-            unit.headroom = unit.headroom.observe_peak(gaps.growth, gaps.held)
+            self._learn(unit, unit.headroom.observe_peak(gaps.growth, gaps.held))
             self.num_steps += 1
         self._gaps = None
         if running is not None:

@@ -1,9 +1,10 @@
 """Captured graphs of one model: measured, and measured again where they allocate otherwise."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -21,6 +22,7 @@ from tightrope.price.store import FreshPrices, PriceStore
 from tightrope.run.base.status import StatusLine
 from tightrope.run.ledger.headroom import Headroom
 
+_Picker: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
 _SCALAR: Bytes = 64
 
@@ -64,7 +66,7 @@ class Rewritten:
         return " and ".join(filter(None, named))
 
 
-@dataclass
+@dataclass(eq=False)
 class Captured:
     """One captured graph.
 
@@ -82,6 +84,8 @@ class Captured:
         strict: whether to refuse where that plan does not fit.
         nearest: number of the graph for other sizes whose plan a search begins from; None = there is none.
         lends: whether it has the largest sizes of a bucket.
+        own: picks the inputs that are tensors of the model's.
+        others: picks the other inputs.
     """
 
     raw: Program
@@ -97,37 +101,20 @@ class Captured:
     strict: bool = False
     nearest: int | None = None
     lends: bool = False
-    _places: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        graph, kinds = self.graph, (Kind.PARAMETER, Kind.BUFFER)
+        inputs = graph.parts[0].inputs
+        inputs = inputs[: len(inputs) - len(self.program.constants)]
+        bases = [EMPTY if one.view is None else one.view.base for one in inputs]
+        own = [base != EMPTY and graph.storages[base].kind in kinds for base in bases]
+        self.own: _Picker = _picker([number for number, mine in enumerate(own) if mine])
+        self.others: _Picker = _picker([number for number, mine in enumerate(own) if not mine])
 
     @property
     def graph(self) -> Graph:
         """The graph with prices."""
         return self.program.graph
-
-    def unknown(self, args: Sequence[Any]) -> Sequence[Any]:
-        """Which inputs of a call to look at: not what the model holds where it stood in the call before."""
-        places = [args[number].data_ptr() for number in self.own_inputs]
-        if places == self._places:
-            return [args[number] for number in self.other_inputs]
-        self._places = places
-        return args
-
-    @cached_property
-    def own_inputs(self) -> tuple[int, ...]:
-        """Numbers of inputs that are tensors of the model's."""
-        kinds = (Kind.PARAMETER, Kind.BUFFER)
-        return tuple(n for n, kind in enumerate(self._kinds()) if kind in kinds)
-
-    @cached_property
-    def other_inputs(self) -> tuple[int, ...]:
-        """Numbers of the other inputs."""
-        return tuple(n for n in range(len(self._kinds())) if n not in self.own_inputs)
-
-    def _kinds(self) -> list[Kind | None]:
-        graph, num = self.graph, len(self.program.constants)
-        inputs = graph.parts[0].inputs
-        every = [None if one.view is None else graph.storages[one.view.base].kind for one in inputs]
-        return every[: len(every) - num]
 
     @staticmethod
     def of(
@@ -217,6 +204,12 @@ class Captured:
     def headroom(self) -> Headroom:
         """What to leave for a loss outside the model, as long as nothing was seen."""
         return headroom_of(self.graph)
+
+
+def _picker(numbers: Sequence[int]) -> _Picker:
+    """Make what takes the items of these numbers from a list, in C."""
+    first = numbers[0] if numbers else 0
+    return itemgetter(*numbers) if len(numbers) > 1 else itemgetter(slice(first, first + len(numbers)))
 
 
 def headroom_of(graph: Graph) -> Headroom:

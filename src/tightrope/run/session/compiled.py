@@ -170,21 +170,6 @@ class CompiledModel:
         graph = CompiledGraph(weakref.ref(self), number, many=many)
         return graph if self.twin is None else self.twin.watching(graph, program)
 
-    def served(self, number: int, args: list[Any], *, many: bool) -> tuple[Calls, int]:
-        """Find the captured graph for a call of one, or of ``many`` sizes, that is about to run."""
-        number = self.buckets.serve(number, args) if many else number
-        if self.before_run is not None:
-            self.before_run((self, number), args)
-        return self.calls, number
-
-    def compared(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Make a call, and where that was asked for compare it with the model as it is."""
-        return (
-            self.twin.around(run, args, kwargs, lambda: self.calls.recent)
-            if self.twin
-            else run(*args, **kwargs)
-        )
-
     def hold(self) -> None:
         """Hold the process to the budget, as far as it is known; where more is held, once a plan fits."""
         before, now = self.accounts.budget_of(self), self.calls.budget

@@ -31,13 +31,16 @@ class Forms:
     Args:
         units: with the captured graphs; every form has a number of its own.
         add: a method; takes a new form in, given inputs and the cause of its first plan; returns its number.
+
+    Attributes:
+        following: (number of a graph as captured, calls of it that are pending) -> its form in the next call.
     """
 
     def __init__(self, units: Units, add: Callable[[Program, Sequence[Any], str], int]) -> None:
         self._units, self._add = units, WeakMethod(add)
         self._number: dict[tuple[int, Arrived], int] = {}
         self._read: dict[tuple[int, int], frozenset[int]] = {}
-        self._next: dict[tuple[int, int], int] = {}
+        self.following: dict[tuple[int, int], int] = {}
         self._now: dict[tuple[int, int], int] = {}
         self._learned: dict[tuple[int, int], tuple[Arrived, frozenset[int]]] = {}
         self._same: dict[tuple[int, int], dict[StorageId, StorageId]] = {}
@@ -49,7 +52,7 @@ class Forms:
             first: number of the graph as it was captured.
             before: calls of it that are pending.
         """
-        return self._next.get((first, before), self._next.get((first, 0), first))
+        return self.following.get((first, before), self.following.get((first, 0), first))
 
     def arrived(self, pending: Pending, tangents: Sequence[Any]) -> Arrived:
         """Describe the gradients that came, of those from which a backward may start."""
@@ -69,13 +72,13 @@ class Forms:
         key = first, pending.before
         self._read[key] = ever = self._read.get(key, came.read) | came.read
         if self._learned.get(key) == (came, ever):
-            return self._now[key], self._next[key]
+            return self._now[key], self.following[key]
         given = self._given(pending)
         now, following = self._of(first, came, given), self._of(first, replace(came, read=ever), given)
         every = frozenset(self._program(first).ends)
         if ever < every and self._loses(following):
             following = self._of(first, replace(came, read=every), given)
-        self._next[key], self._now[key], self._learned[key] = following, now, (came, ever)
+        self.following[key], self._now[key], self._learned[key] = following, now, (came, ever)
         return now, following
 
     def _loses(self, number: int) -> bool:

@@ -15,12 +15,14 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture._compiled import telling
+from tightrope.capture._compiled import compile_with, telling
+from tightrope.capture._eager import STANDING, num_modes
+from tightrope.capture.dynamo import Host, make_backend
 from tightrope.capture.failures import fails_anyway, read_once, reason_of, untraceable
 from tightrope.core import CaptureError, InfeasibleError, format_bytes
 from tightrope.run.base.never_called import note_call
@@ -30,10 +32,84 @@ from tightrope.run.base.weak import alive
 from tightrope.run.evict.level_e import against_eviction, block_is_open
 from tightrope.run.ledger.refusal import is_for_eviction
 from tightrope.run.session.compiled import CompiledModel
-from tightrope.run.session.entries import Entries
 from tightrope.run.session.uncompiled import limited_alone, mode_left, try_plain
 
 _Call: TypeAlias = Callable[..., Any]
+
+
+class Entries(NamedTuple):
+    """The ways of one model.
+
+    Attributes:
+        whole: as one graph.
+        many: as one graph for many sizes.
+        pieces: as a sequence of graphs.
+        plain: as it is.
+        inside: a forward that is given first, inside of hooks that run as they are, as a sequence of graphs.
+        forget: makes Dynamo drop what it compiled.
+    """
+
+    whole: _Call
+    many: _Call
+    pieces: _Call
+    plain: _Call
+    inside: _Call
+    forget: Callable[[], None]
+
+
+def only_plain(model: torch.nn.Module) -> Entries:
+    """Make the ways of a model that is not captured: as it is, whichever is taken."""
+
+    def one_call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    return Entries(one_call, one_call, one_call, one_call, one_call, lambda: None)
+
+
+def entries_of(model: torch.nn.Module, host: Host, begin: Callable[[], None]) -> Entries:
+    """Make the ways of a model.
+
+    Args:
+        model: called in these ways.
+        host: given captured graphs.
+        begin: called before the whole model is traced.
+    """
+    backend = partial(make_backend, host, name=type(model).__name__)
+
+    def one_call(*args: Any, **kwargs: Any) -> Any:
+        # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def one_forward(forward: _Call, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    forgets = _torch.own_code(one_call), _torch.own_code(one_forward)
+
+    def forget() -> None:
+        for each in forgets:
+            each()
+
+    foreseeing = backend(foresee=True)
+    return Entries(
+        whole=compile_with(one_call, foreseeing, begin=begin),
+        many=compile_with(one_call, foreseeing, dynamic=True, begin=begin),
+        pieces=compile_with(one_call, backend(), whole=False),
+        plain=one_call,
+        inside=compile_with(one_forward, backend(), whole=False),
+        forget=forget,
+    )
+
+
+_KINDS: Final = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)))
+
+
+def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether all arguments are numbers, strings and tensors with sizes, which any call may get."""
+    for one in (*args, *kwargs.values()):
+        kind = type(one)
+        if kind not in _KINDS or (kind is torch.Tensor and one.is_nested):
+            return False
+    return True
 
 
 def attempt(
@@ -44,7 +120,7 @@ def attempt(
     A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
     told by ``traced`` when the trace of one begins and ends.
     """
-    if reason := untraceable(args, kwargs):
+    if not are_plain(args, kwargs) and (reason := untraceable(args, kwargs)):
         return None, reason
     try:
         with nullcontext() if traced is None else telling(traced):
@@ -90,6 +166,7 @@ class Levels:
     def __init__(self, model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Entries) -> None:
         self._model, self._compiled, self._ways = model, compiled, ways
         self._hooks: InsideHooks | None = None
+        self._called = False
         self._trial = partial(try_plain, model, compiled, ways.plain)
         this = weakref.ref(self)
         compiled.calls.prospects.evicts = lambda: (levels := this()) is not None and levels._may_evict()
@@ -99,16 +176,19 @@ class Levels:
         compiled, plain = self._compiled, self._ways.plain
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
             return plain(*args, **kwargs)
-        note_call(compiled)
+        if not self._called:
+            self._called = True
+            note_call(compiled)
         if compiled.measured is not None:
             if not compiled.measured.are_over():
                 return compiled.measured.run(plain, args, kwargs)
             compiled.settle(self._model)
-        if compiled.level == "L1" and (reason := compiled.unable or read_once(args, kwargs)):
+        reason = compiled.unable if compiled.unable or are_plain(args, kwargs) else read_once(args, kwargs)
+        if reason and compiled.level == "L1":
             return self._without_graphs(reason, args, kwargs)
         if compiled.level == "L0" or compiled.evicted is not None:
             return compiled.unplanned(plain, args, kwargs)
-        mode = mode_left()
+        mode = mode_left() if num_modes() or STANDING else None
         if (compiled.calls.shares_steps or (mode and block_is_open())) and self._may_change():
             compiled.evict_from_now(self._model, "A model of the same training step runs at level E.")
             return self.call(*args, **kwargs)
@@ -117,7 +197,9 @@ class Levels:
         if compiled.in_pieces or not compiled.calls.steady.left:  # else a trace marks, should one come
             compiled.accounts.mark()
         try:
-            return compiled.compared(self._planned, args, kwargs)
+            if compiled.twin is None:
+                return self._planned(*args, **kwargs)
+            return compiled.twin.around(self._planned, args, kwargs, lambda: compiled.calls.recent)
         except (InfeasibleError, torch.OutOfMemoryError) as error:
             if not (isinstance(error, InfeasibleError) and is_for_eviction(error) and self._may_change()):
                 compiled.refused()
@@ -160,7 +242,8 @@ class Levels:
             known = compiled.num_graphs
             result, reason = attempt(self._ways.whole, args, kwargs, self._trial)
             if not reason:
-                self._count(known)
+                if compiled.num_graphs != known or compiled.num_new:
+                    self._count(known)
                 return result
             if not self._wants_pieces:
                 if isinstance(compiled.settings.budget, int):

@@ -6,6 +6,7 @@ to follow again.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TypeAlias
 
 from tightrope.lower.join import Turn
@@ -22,17 +23,34 @@ def single(graph: int) -> Pattern:
     return Turn(0, graph, False), Turn(0, graph, True)
 
 
+def ended(done: Pattern, call: int) -> Turn:
+    """The backward of a call among the turns of a step so far.
+
+    >>> ended((Turn(0, 3, False),), 0)
+    Turn(call=0, graph=3, back=True)
+    """
+    return Turn(call, next(one.graph for one in done if one.call == call), True)
+
+
+def standing_for(done: Pattern, call: int, graph: int) -> Pattern:
+    """Let a call among the turns of a step so far stand for another form of its graph."""
+    if all(one.graph == graph for one in done if one.call == call):
+        return done
+    return tuple(replace(one, graph=graph) if one.call == call else one for one in done)
+
+
 class Patterns:
     """Patterns that were completed, and what followed what.
 
     Attributes:
         together: plan a pattern as one even where that gains nothing, as a recording needs it.
+        last: what was completed last: the same object for as long as nothing else is.
     """
 
     def __init__(self) -> None:
         self._after: dict[tuple[Pattern, int], Pattern] = {}
         self.together = False
-        self._last: Pattern = ()
+        self.last: Pattern = ()
         self._apart: set[Pattern] = set()
         self._free: set[Pattern] = set()
         self._dropped: dict[Pattern, tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]] = {}
@@ -46,20 +64,15 @@ class Patterns:
         >>> known.expected(0) == twice, known.expected(1) == single(1)
         (True, True)
         """
-        found = self._after.get((self._last, graph))
+        found = self._after.get((self.last, graph))
         if found is None:
             # whatever followed something else, latest first: before anything better is known
             found = next((p for (_, first), p in reversed(self._after.items()) if first == graph), None)
         return single(graph) if found is None or self.why_apart(found) else found
 
-    @property
-    def last(self) -> Pattern:
-        """What was completed last: the same object for as long as nothing else is."""
-        return self._last
-
     def why_apart(self, pattern: Pattern | None = None) -> str:
         """Say why the calls of a pattern, by default the last, are not planned as one; empty = they are."""
-        pattern = self._last if pattern is None else pattern
+        pattern = self.last if pattern is None else pattern
         if pattern in self._apart:
             return "no plan of all of them together fitted"
         gains_nothing = pattern in self._free and not self.together
@@ -91,7 +104,7 @@ class Patterns:
     def learn(self, pattern: Pattern, *, free: bool = False) -> None:
         """Note a pattern that was completed; ``free`` = call by call, and nothing was computed again."""
         (self._free.add if free else self._free.discard)(pattern)
-        key = (self._last, pattern[0].graph)
+        key = (self.last, pattern[0].graph)
         self._after.pop(key, None)
         self._after[key] = pattern
-        self._last = self._last if self._last == pattern else pattern
+        self.last = self.last if self.last == pattern else pattern

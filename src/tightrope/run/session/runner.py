@@ -2,21 +2,30 @@
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from tightrope.capture import _torch
 from tightrope.capture.announce import GradientGroups
 from tightrope.core import InfeasibleError
 from tightrope.run.execute.running import Pending
+from tightrope.run.session.buckets import Buckets
 from tightrope.run.session.calls import Calls
 from tightrope.run.session.fused import add_plain
 
 
 class Owner(Protocol):
-    """What belongs to one compiled model."""
+    """What belongs to one compiled model.
 
-    def served(self, number: int, args: list[Any], *, many: bool) -> tuple[Calls, int]:
-        """Find the captured graph for a call of one, or of ``many`` sizes, that is about to run."""
+    Attributes:
+        calls: captured graphs and what runs them.
+        buckets: which graph serves a call that was captured for many sizes.
+        before_run: called with (this, number of the graph) and its arguments right before a forward runs.
+    """
+
+    calls: Calls
+    buckets: Buckets
+    before_run: Callable[[tuple[Any, int], list[Any]], None] | None
 
 
 class CompiledGraph:
@@ -29,20 +38,26 @@ class CompiledGraph:
         number: its own, or where it stands for ``many`` sizes that of its family.
     """
 
-    def __init__(self, owner: "weakref.ref[Any]", number: int, *, many: bool) -> None:
+    def __init__(self, owner: "weakref.ref[Owner]", number: int, *, many: bool) -> None:
         self._owner, self._number, self._many, self._failed = owner, number, many, False
 
-    def _asked(self, args: list[Any]) -> tuple[Calls, int]:
+    def _served(self, owner: Owner, args: list[Any]) -> int:
+        """Find the captured graph for a call that is about to run."""
         if self._failed:  # autograd holds what a failed backward left until the next one
             self._failed = False
             _torch.run_tiny_backward()
-        owner: Owner | None = self._owner()
-        assert owner is not None
-        return owner.served(self._number, args, many=self._many)
+        number = owner.buckets.serve(self._number, args) if self._many else self._number
+        if owner.before_run is not None:
+            owner.before_run((owner, number), args)
+        return number
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the hand-over; return the outputs and then the token."""
-        calls, number = self._asked(args)
+        owner = self._owner()
+        assert owner is not None
+        calls, number = owner.calls, self._number
+        if self._failed or self._many or owner.before_run is not None:
+            number = self._served(owner, args)
         try:
             return calls.forward(number, args)
         except InfeasibleError as error:  # before anything ran
@@ -69,5 +84,6 @@ class CompiledGraph:
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""
-        calls, number = self._asked(args)
-        return calls.inference(number, args)
+        owner = self._owner()
+        assert owner is not None
+        return owner.calls.inference(self._served(owner, args), args)

@@ -12,8 +12,11 @@ Gaps        On the CPU alone, and with a hook; not for a graph of many sizes, a 
             of a step that are still compared. State of a new optimizer is seen by the bytes that it takes.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import torch
 
 from tightrope.core import Bytes
 from tightrope.price.device import CPU
@@ -22,9 +25,11 @@ from tightrope.run.execute.running import Running
 from tightrope.run.ledger.accounts import Accounts
 from tightrope.run.ledger.caller import CallerBytes
 from tightrope.run.ledger.room import Room
+from tightrope.run.session.captured import Captured
 from tightrope.run.session.patterns import Pattern, single
 from tightrope.run.session.unit import Unit
 
+_ADDRESS: Final = torch.Tensor.data_ptr
 _ASKED_AGAIN: Final = 64
 """Forwards after which the question is asked again, whatever is held."""
 
@@ -42,6 +47,7 @@ class Decided:
         charged: bytes that were charged when the forward came.
         limits: number of changes of the limit by then.
         arena: that it was given.
+        start: begins to run it in that arena.
     """
 
     unit: Unit
@@ -52,6 +58,7 @@ class Decided:
     charged: Bytes
     limits: int
     arena: int
+    start: Callable[[], Running]
 
     def is_that(self, other: "Decided | None") -> bool:
         """Tell whether another answer is the same one, to the same question."""
@@ -62,10 +69,6 @@ class Decided:
             and self.prepared is other.prepared
             and self.room == other.room
         )
-
-    def holds(self) -> bool:
-        """Tell whether its unit would answer so in the same room."""
-        return self.unit.prepared is self.prepared and self.unit.headroom == self.room.headroom
 
 
 class Steady:
@@ -83,6 +86,15 @@ class Steady:
         self._accounts, self._verify = accounts, verify
         self._seen: Decided | None = None
         self.left = 0
+        self._places: tuple[Captured | None, list[int]] = None, []
+
+    def unseen(self, one: Captured, args: Sequence[Any]) -> Sequence[Any]:
+        """Which inputs of a call to look at: not what the model holds where it stood in the call before."""
+        places = one, [*map(_ADDRESS, one.own(args))]
+        if places == self._places:
+            return one.others(args)
+        self._places = places
+        return args
 
     def drop(self) -> None:
         """Forget the answer."""
@@ -106,7 +118,8 @@ class Steady:
             self.drop()
             return
         limits = accounts.num_limits
-        now = Decided(unit, running.prepared, unit.room, running.turns, after, charged, limits, arena)
+        start = unit.starting(running.prepared, running.turns, arena)
+        now = Decided(unit, running.prepared, unit.room, running.turns, after, charged, limits, arena, start)
         checked = self._verify is None or bool(running.prepared.proof.checked)
         self.left = _ASKED_AGAIN if checked and now.is_that(self._seen) else 0
         self._seen = now
@@ -116,10 +129,10 @@ class Steady:
         kept = self._seen
         if kept is None or self.left <= 0 or kept.charged != charged or kept.after is not after:
             return None
-        first = kept.turns[0]
-        if first.graph != number or kept.limits != self._accounts.num_limits or not kept.holds():
+        unit = kept.unit
+        if kept.turns[0].graph != number or kept.limits != self._accounts.num_limits:
             return None
-        if kept.unit.arenas is None or not kept.unit.arenas.again(kept.arena):
+        if unit.prepared is not kept.prepared or unit.arenas is None or not unit.arenas.again(kept.arena):
             return None
         self.left -= 1
-        return kept.unit.running(kept.prepared, kept.turns, kept.arena)
+        return kept.start()

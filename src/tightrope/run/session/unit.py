@@ -205,12 +205,14 @@ class Unit:
             if self.arenas is not None and arena is not None:
                 self.arenas.finish(arena)
             raise
-        return self.running(prepared, turns, arena)
+        return self.starting(prepared, turns, arena)()
 
-    def running(self, prepared: Prepared, turns: tuple[Turn, ...], arena: int | None) -> Running:
-        """Begin an execution in a leased arena."""
-        return Running(
-            prepared, turns, self.accounts, self.arenas, arena,
+    def starting(
+        self, prepared: Prepared, turns: tuple[Turn, ...], arena: int | None
+    ) -> Callable[[], Running]:
+        """Make what begins an execution in a leased arena."""
+        return functools.partial(
+            Running, prepared, turns, self.accounts, self.arenas, arena,
             held=self.room.held, storages=self.storages, verify=self.settings.verify,
             source=None if self.rewritten is None else self.rewritten.source,
         )  # fmt: skip
