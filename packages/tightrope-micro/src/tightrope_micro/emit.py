@@ -20,7 +20,6 @@ from tightrope.core.executable import ARENA, SLOWER
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope_micro.calls import call_of
 from tightrope_micro.given import kernel_name
-from tightrope_micro.net_text import NetText, net_texts
 from tightrope_micro.tiles import TiledGraph
 
 _POINTERS = {"float32": "F", "int32": "I", "uint8": "B", "int8": "C", "int16": "S"}
@@ -54,6 +53,22 @@ class PageCounts(Struct, frozen=True):
     bytes_in: Bytes = 0
     pages_out: int = 0
     bytes_out: Bytes = 0
+
+
+class NetText(Struct, frozen=True):
+    """What inference needs beside its plan.
+
+    Attributes:
+        texts: file name -> text, of constants and kernels that were made for the net.
+        returned: what the function returns, in words.
+        header: lines for the header: formats, and how many bytes are returned.
+        columns: bytes of the stack that a layer may take for the windows that it multiplies.
+    """
+
+    texts: Mapping[str, str]
+    returned: str
+    header: str
+    columns: Bytes
 
 
 class CSource(Struct, frozen=True):
@@ -113,7 +128,7 @@ def emit(tiled: TiledGraph, executable: Executable, net: NetText | None = None) 
         "kernels.c": _kernels(kernels),
         "step.c": _step(graph, executable, allocs, held, entry),
         "host_main.c": resource("host_main.c" if net is None else "net_main.c"),
-        **({} if net is None else net_texts(net)),
+        **({} if net is None else net.texts),
     }
     return CSource(texts, arena, storage, held, _pages(executable, allocs), kernels)
 

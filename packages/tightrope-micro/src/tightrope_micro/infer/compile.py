@@ -19,13 +19,13 @@ from tightrope.core.plan import dump_plan
 from tightrope.core.values import ITEM_BYTES
 from tightrope_micro.arduino import arduino
 from tightrope_micro.compile import MANIFEST, Manifest, NetPromise, NumberFormat, sample_of, write_folder
-from tightrope_micro.emit import CSource, emit
+from tightrope_micro.emit import CSource, NetText, emit
+from tightrope_micro.forward.capture import FloatNet
 from tightrope_micro.infer.bands import BandedGraph, banded_forms
-from tightrope_micro.infer.capture import FloatNet
+from tightrope_micro.infer.text import net_texts
 from tightrope_micro.integer.forms import rows_on_stack, windows_on_stack
 from tightrope_micro.integer.net import Format, IntegerNet
 from tightrope_micro.integer.net_proof import prove_net
-from tightrope_micro.net_text import NetText
 from tightrope_micro.paging.economy import Economy
 from tightrope_micro.paging.resident import floor_bytes
 from tightrope_micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, num_macs, plan_step
@@ -157,7 +157,7 @@ def compile_net(
     assert isinstance(returned, View)
     num_bytes = prod(returned.shape) * ITEM_BYTES[returned.dtype]
     text = NetText(
-        bytes(net.constants.data), programs,
+        net_texts(bytes(net.constants.data), programs),
         f"{prod(returned.shape)} numbers of {_units(output)}",
         _header(inputs, num_bytes), stack - frames,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tightrope.core import Op, TightropeError, View
 from tightrope_micro.constants import is_constant
-from tightrope_micro.infer.capture import FloatNet
+from tightrope_micro.forward.capture import FloatNet
 from tightrope_micro.integer.epilogue import Rescale, Whole
 
 _MOST_OFF: Final = 1.0

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tightrope.core import Graph, Op, StorageId, View
 from tightrope.core.values import EMPTY
 from tightrope_micro.constants import Constants
-from tightrope_micro.infer.reference import convolved, max_pooled
+from tightrope_micro.forward.reference import convolved, max_pooled
 from tightrope_micro.integer.epilogue import Whole, requantized, wrap32
 from tightrope_micro.integer.evaluate import evaluate
 from tightrope_micro.integer.floats import FloatRows, nearest

@@ -33,8 +33,8 @@ from tightrope.core import (
 from tightrope.core.values import CONSTANTS, EMPTY, Part
 from tightrope.lower import with_writes
 from tightrope_micro.constants import Constants, is_constant
-from tightrope_micro.infer.capture import FloatNet
-from tightrope_micro.infer.reference import SCORES, curved
+from tightrope_micro.forward.capture import FloatNet
+from tightrope_micro.forward.reference import SCORES, curved
 from tightrope_micro.integer.costs import KernelForm
 from tightrope_micro.integer.demands import Demands, demands_of
 from tightrope_micro.integer.epilogue import LIMITS, MOST_PRE, rescale
@@ -67,7 +67,7 @@ def quantize(
 
     Args:
         net: captured.
-        ranges: largest absolute values, as `infer.reference.ranges_of` finds them.
+        ranges: largest absolute values, as `forward.reference.ranges_of` finds them.
         core: whose costs choose among polynomial, table and float, one of `costs.CORES`; empty = polynomials
             for softmax and layer norm, tables for GELU.
         floats: whether softmax, GELU and layer norm may compute in float where that costs less on the core.

@@ -15,9 +15,9 @@ from tightrope.core import Argument, CaptureError, Graph, Items, Op, View
 from tightrope.core.values import CONSTANTS, EMPTY
 from tightrope_micro.constants import Constants
 from tightrope_micro.curve_rules import curve
-from tightrope_micro.infer.fuse import with_sums_inside
-from tightrope_micro.infer.layer_rules import MORE_RULES
-from tightrope_micro.infer.writer import NetTranslator
+from tightrope_micro.forward.fuse import with_sums_inside
+from tightrope_micro.forward.layer_rules import MORE_RULES
+from tightrope_micro.forward.writer import NetTranslator
 from tightrope_micro.recurrent import recurrence_as_ops
 from tightrope_micro.rules import RULES
 from tightrope_micro.translator import Translator, merged

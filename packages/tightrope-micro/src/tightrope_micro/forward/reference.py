@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tightrope.core import Op, StorageId, TightropeError, View
 from tightrope.core.values import EMPTY
-from tightrope_micro.infer.capture import FloatNet
+from tightrope_micro.forward.capture import FloatNet
 from tightrope_micro.translator import whole_numbers
 
 SCORES: Final = "scores"

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from tightrope.core import Items, Op, View
 from tightrope_micro.curve_rules import Rule, made_by, number_of, write
-from tightrope_micro.infer.element_rules import ELEMENT_RULES
-from tightrope_micro.infer.writer import NetTranslator
+from tightrope_micro.forward.element_rules import ELEMENT_RULES
+from tightrope_micro.forward.writer import NetTranslator
 from tightrope_micro.names import DIMENSIONS
 from tightrope_micro.pad_rules import as_map, inside_convolutions, unpadded
 from tightrope_micro.rules import RULES, convolution_numbers, four, max_pool_window
