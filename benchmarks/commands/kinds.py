@@ -101,7 +101,7 @@ KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(("seconds", "noise_sd", "prior_sd", "tolerance", "confidence", "pause"), "float"),
     **dict.fromkeys(("hours", "hours_limit", "joules_limit", "able_limit", "error_limit"), "float"),
     **dict.fromkeys(("sigma", "compress", "horizon", "at_least", "joules", "window", "cutoff"), "float"),
-    **dict.fromkeys(("ms", "mhz", "rate", "epsilon", "alpha", "hold_out"), "float"),
+    **dict.fromkeys(("ms", "mhz", "rate", "epsilon", "alpha", "hold_out", "stream_error"), "float"),
     **dict.fromkeys(("seed", "steps", "top", "ranks", "pipeline", "micro_batches", "devices"), "whole"),
     **dict.fromkeys(("samples", "cohort", "concurrency", "machines", "since", "device", "moves"), "whole"),
     **dict.fromkeys(("fft", "bands", "num_trees", "depth", "leaves", "bins", "key_bits", "order"), "whole"),

@@ -16,7 +16,7 @@ from tightrope_micro.compile import check_samples
 from tightrope_micro.host import FLAGS, c_compiler, execute, read_run, sources_of
 from tightrope_micro.infer import CompiledNet, FloatNet, capture_net, compile_net, ranges_of
 from tightrope_micro.integer.net import IntegerNet
-from tightrope_micro.integer.quantize import quantize
+from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
 
 _RAM: Final[Bytes] = 1 << 30
 _COMPUTER: Final = Machine("this-computer", (Tier("ram", _RAM), Tier("file", 4 << 30)))
@@ -73,7 +73,8 @@ def integer_c(net: nn.Module, samples: Tensor) -> Callable[[Tensor], Tensor]:
 
 def in_integers(found: FloatNet, samples: Sequence[Tensor]) -> IntegerNet:
     """Quantize a captured net by the ranges of a batch of each input."""
-    return quantize(found, ranges_of(found, list(zip(*(torch.split(x, 1) for x in samples), strict=True))))
+    calls = list(zip(*(torch.split(x, 1) for x in samples), strict=True))
+    return quantize_within(found, ranges_of(found, calls), calls, STREAM_ERROR)
 
 
 def _running(net: nn.Module, samples: Tensor, found: FloatNet | IntegerNet) -> Callable[[Tensor], Tensor]:

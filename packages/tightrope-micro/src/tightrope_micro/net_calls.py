@@ -21,6 +21,11 @@ def _wide(a: Given) -> int:
     return int(a.made_view().dtype == "int16")
 
 
+def _narrow(a: Given) -> int:
+    view = a.view(0)
+    return int(view is not None and view.dtype == "int8")
+
+
 def _sizes(a: Given, x: int) -> list[int]:
     """Sizes of a convolution of the argument ``x``, whose weight stands behind it."""
     weight, made = a.shape(x + 1), a.result()
@@ -32,7 +37,18 @@ def _conv(a: Given) -> _Found:
 
 
 def _conv_add(a: Given) -> _Found:
-    return [*a.at(0, 1, 2, 3, 4), *a.made(), *_sizes(a, 1), *a.pairs(5, 6), *_whole(a, 7)]
+    return [*_stream(a), *_sizes(a, 1), *a.pairs(5, 6), *_whole(a, 7)]
+
+
+def _stream(a: Given) -> _Found:
+    """What a layer that adds to a stream reads and makes; whether the stream is narrow, the result wide."""
+    return [*a.at(0, 1, 2, 3, 4), *a.made(), _narrow(a), _wide(a)]
+
+
+def _add(a: Given) -> _Found:
+    *numbers, low, high = _whole(a, 2)
+    numbers = numbers or [1, 1, 1, 0, 0]
+    return [*a.at(0, 1), *a.made(), _narrow(a), _wide(a), prod(a.result()), *numbers, low, high]
 
 
 def _float_conv_add(a: Given) -> _Found:
@@ -193,7 +209,7 @@ NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "max_pool2d_only": lambda a: [*a.at(0), *a.made(), *_planes(a), *a.pairs(1, 2, 3)],
     "pad": _pad,
     "put_rows": _put_rows,
-    "q_add": lambda a: [*a.at(0, 1), *a.made(), prod(a.result()), *_whole(a, 2)],
+    "q_add": _add,
     "q_add_rows": _row_sum,
     "q_attention": _attention,
     "q_avg_pool2d": lambda a: [*a.at(0), *a.made(), *_planes(a), *a.pairs(1, 2), *_whole(a, 3)],
@@ -202,7 +218,7 @@ NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "q_gelu": lambda a: [*a.at(0), *a.made(), prod(a.result()) // _whole(a, 2)[0], _name(a, 1)],
     "q_layer_norm": lambda a: [*a.at(0), *a.made(), prod(a.shape(0)) // a.shape(0)[-1], _name(a, 1)],
     "q_linear": lambda a: [*a.at(0, 1, 2, 3), *a.made(), _wide(a), *_rows(a, 0), *_whole(a, 4)],
-    "q_linear_add": lambda a: [*a.at(0, 1, 2, 3, 4), *a.made(), *_rows(a, 1), *_whole(a, 5)],
+    "q_linear_add": lambda a: [*_stream(a), *_rows(a, 1), *_whole(a, 5)],
     "q_max_pool2d": lambda a: [*a.at(0), *a.made(), *_planes(a), *a.pairs(1, 2, 3)],
     "q_mean_rows": lambda a: [*a.at(0), *a.made(), *a.shape(0), *_whole(a, 1)],
     "q_narrow": _elementwise,

@@ -92,6 +92,8 @@ def test_it_compiles_and_profiles_as_promised(train: Path, tmp_path: Path) -> No
         ("block", ("--ram", "6KiB", "--infer", "--no-recompute"), 2, "--no-recompute is of a training step"),
         ("build", ("--ram", "2300", "--sparse"), 3, "The next limit to try is"),
         ("build", ("--ram", "6KiB", "--core", "cortex-m3"), 2, "give --integer with them"),
+        ("build", ("--ram", "6KiB", "--infer", "--stream-error", "0.1"), 2, "give --integer with them"),
+        ("block", ("--ram", "6KiB", "--integer", "--stream-error", "nan"), 2, "give 0 or more"),
         ("block", ("--ram", "6KiB", "--integer", "--core", "z80"), 2, "are known for core 'z80'"),
         ("block", ("--ram", "6KiB", "--integer", "--core", "none", "--float-kernels"), 2, "no core is given"),
     ],

@@ -107,10 +107,11 @@ static inline int32_t tr_dot8(const int8_t *x, const int8_t *w, int32_t sum, int
 #ifdef TR_REFERENCE
 #include "reference.h"
 #else
-/* Where sums go: 8 bits, 16, or 16 that are added to a stream. */
+/* Where sums go: 8 bits, 16, or 16 that are added to a stream of 16. A stream of 8 bits, times k of the channel, is added
+   to the sums. */
 typedef struct {
-    const int32_t *b, *m;
-    const int16_t *stream;
+    const int32_t *b, *m, *k;
+    const void *stream;
     void *y;
     int wide, pre, shift, low, high;
 } tr_results;
@@ -118,15 +119,18 @@ typedef struct {
 static inline void tr_put(const tr_results *r, int at, int channel, int32_t sum)
 {
     if (r->stream) {
-        const int32_t value = tr_requantize(sum, r->m[channel], r->pre, r->shift, INT16_MIN, INT16_MAX);
-        ((int16_t *)r->y)[at] = (int16_t)tr_clamp(r->stream[at] + value, r->low, r->high);
-    } else {
-        const int32_t value = tr_requantize(sum, r->m[channel], r->pre, r->shift, r->low, r->high);
-        if (r->wide)
-            ((int16_t *)r->y)[at] = (int16_t)value;
-        else
-            ((int8_t *)r->y)[at] = (int8_t)value;
+        if (!r->k) {
+            const int32_t value = tr_requantize(sum, r->m[channel], r->pre, r->shift, INT16_MIN, INT16_MAX);
+            ((int16_t *)r->y)[at] = (int16_t)tr_clamp(((const int16_t *)r->stream)[at] + value, r->low, r->high);
+            return;
+        }
+        sum += r->k[channel] * ((const int8_t *)r->stream)[at];
     }
+    const int32_t value = tr_requantize(sum, r->m[channel], r->pre, r->shift, r->low, r->high);
+    if (r->wide)
+        ((int16_t *)r->y)[at] = (int16_t)value;
+    else
+        ((int8_t *)r->y)[at] = (int8_t)value;
 }
 #endif
 

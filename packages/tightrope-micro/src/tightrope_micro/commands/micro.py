@@ -33,6 +33,8 @@ Examples:
   tightrope micro profile OUT/
   tightrope micro profile OUT/ --json"""
 
+_Kernels = tuple[str, bool, float | None]
+"""A core, whether floats may be taken, and by how much 8-bit sums may raise the error."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -102,6 +104,13 @@ def compile_command(
             help="Of --integer: take float softmax, GELU and layer norm where they cost less.",
         ),
     ] = False,
+    stream_error: Annotated[
+        float | None,
+        typer.Option(
+            help="Of --integer: sums read 8 bits in place of 16 where the error of the result grows by no more "
+            "than this share of it; default 0.01.",
+        ),
+    ] = None,
     sparse: Annotated[
         bool,
         typer.Option(
@@ -117,13 +126,13 @@ def compile_command(
     """
     asked_of_step = objective != "seconds" or seconds is not None or joules is not None
     _check_options(
-        step=not (infer or integer), integer=integer, kernels=core != "auto" or floats, sparse=sparse,
-        limits=asked_of_step, recompute=recompute,
+        step=not (infer or integer), integer=integer, sparse=sparse, limits=asked_of_step,
+        kernels=core != "auto" or floats or stream_error is not None, recompute=recompute,
     )  # fmt: skip
     _check_sizes(output, ram=ram, stack=stack, flash=flash)
     _check_target(target, infer=infer)
     if infer or integer:
-        kernels = (core, floats) if integer else None
+        kernels = (core, floats, stream_error) if integer else None
         found = _inference(target, _profile(machine, flash), (ram, stack), kernels, pages=pages)
         return _kept(output, found, json)
     from tightrope_micro.paging.economy import Economy
@@ -185,7 +194,9 @@ def _check_options(
         TightropeError: names them.
     """
     if not integer and kernels:
-        raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
+        raise TightropeError(
+            "--core, --float-kernels and --stream-error are of integers: give --integer with them."
+        )
     if step:
         return
     if sparse:
@@ -237,7 +248,7 @@ def _inference(
     target: str,
     profile: Machine,
     limits: tuple[str, str],
-    kernels: tuple[str, bool] | None,
+    kernels: _Kernels | None,
     *,
     pages: bool,
 ) -> "CompiledNet":
@@ -247,7 +258,7 @@ def _inference(
     if kernels is not None and kernels[0] not in ("auto", "none"):
         check_core(kernels[0])
     asked = {"auto": core_of(profile.name), "none": ""}
-    found = _net(target, None if kernels is None else (asked.get(kernels[0], kernels[0]), kernels[1]))
+    found = _net(target, None if kernels is None else (asked.get(kernels[0], kernels[0]), *kernels[1:]))
     from tightrope_micro.infer import compile_net
 
     with StatusLine().slow("planning the net"):
@@ -255,8 +266,8 @@ def _inference(
         return compile_net(found, profile, ram=ram, stack=stack, pages=pages)
 
 
-def _net(target: str, kernels: tuple[str, bool] | None) -> "FloatNet | IntegerNet":
-    """Read or capture a net; with a core and whether floats may be taken, quantize it."""
+def _net(target: str, kernels: _Kernels | None) -> "FloatNet | IntegerNet":
+    """Read or capture a net; with what an integer one is made by, quantize it."""
     if target.endswith(".tflite"):
         from tightrope_micro.tflite import load_tflite
 
@@ -266,7 +277,7 @@ def _net(target: str, kernels: tuple[str, bool] | None) -> "FloatNet | IntegerNe
 
     made = build_calibrated(target)
     from tightrope_micro.infer import capture_net, ranges_of
-    from tightrope_micro.integer.quantize import quantize
+    from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
 
     net = capture_net(made.model, made.args)
     if kernels is None:
@@ -277,7 +288,10 @@ def _net(target: str, kernels: tuple[str, bool] | None) -> "FloatNet | IntegerNe
             "samples): some hundred inputs like those that the device will get."
         )
     with StatusLine().slow("quantizing the net"):
-        return quantize(net, ranges_of(net, made.samples), core=kernels[0], floats=kernels[1])
+        core, floats, error = kernels
+        budget = STREAM_ERROR if error is None else error
+        ranges = ranges_of(net, made.samples)
+        return quantize_within(net, ranges, made.samples, budget, core=core, floats=floats)
 
 
 def profile_command(

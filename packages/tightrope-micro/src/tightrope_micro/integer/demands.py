@@ -1,11 +1,11 @@
 """Which values are wanted narrow, which wide, and which share one unit.
 
 x ---- conv ---- relu ----+---- conv (narrow)           wide: read by a sum or a layer norm, or returned
-  16 bits to the sum      +---- add  (wide)             narrow: read by everything else
+  16 bits to the sum      +---- add  (wide)             narrow: read by everything else, or thin
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tightrope.core import Graph, Op, OpId, StorageId, View
@@ -27,6 +27,7 @@ class Demands:
         shared: format -> storage -> those that share its unit.
         returned: format of the result.
         tops: what is rectified -> the number above which it is clamped too.
+        thin: values that sums read in 8 bits.
     """
 
     wanted: Mapping[StorageId, frozenset[str]]
@@ -34,6 +35,7 @@ class Demands:
     shared: Mapping[str, Mapping[StorageId, frozenset[StorageId]]]
     returned: str = WIDE
     tops: Mapping[StorageId, float] = field(default_factory=dict)
+    thin: frozenset[StorageId] = frozenset()
 
     def root(self, storage: StorageId) -> StorageId:
         """The value that stands for a storage: what is rectified by its clamp."""
@@ -43,9 +45,19 @@ class Demands:
         """All that share the unit of a storage in a format, itself among them."""
         return self.shared[dtype].get(self.root(storage), frozenset((self.root(storage),)))
 
+    def adds_narrow(self, op: Op) -> bool:
+        """Whether an op adds values of 8 bits."""
+        return _adds(op, lambda storage: self.root(storage) in self.thin)
 
-def demands_of(graph: Graph, returned: str = WIDE) -> Demands:
-    """Find them, from the last op back to the first; ``returned`` is the format of the result."""
+
+def demands_of(graph: Graph, returned: str = WIDE, thin: frozenset[StorageId] = frozenset()) -> Demands:
+    """Find them, from the last op back to the first.
+
+    Args:
+        graph: in float.
+        returned: format of the result.
+        thin: values that sums read in 8 bits.
+    """
     rectified = _rectified(graph)
 
     def root(storage: StorageId) -> StorageId:
@@ -58,8 +70,9 @@ def demands_of(graph: Graph, returned: str = WIDE) -> Demands:
     for op in reversed(graph.ops):
         if op.creates and op.creates[0] in rectified:
             continue
+        narrow = _adds(op, lambda storage: root(storage) in thin)
         for at, storage in _read(op):
-            wanted.setdefault(root(storage), set()).update(_formats(op, at, wanted))
+            wanted.setdefault(root(storage), set()).update((NARROW,) if narrow else _formats(op, at, wanted))
     shared: dict[str, dict[StorageId, frozenset[StorageId]]] = {NARROW: {}, WIDE: {}}
     for dtype, groups in shared.items():
         for op in graph.ops:
@@ -67,7 +80,29 @@ def demands_of(graph: Graph, returned: str = WIDE) -> Demands:
     makers = {storage: op for op in graph.ops for storage in op.creates}
     tops = {before: _top(makers[after]) for after, before in rectified.items()}
     formats = {s: frozenset(found) for s, found in wanted.items()}
-    return Demands(formats, rectified, shared, returned, tops)
+    return Demands(formats, rectified, shared, returned, tops, thin)
+
+
+def candidates(graph: Graph, returned: str = WIDE) -> tuple[StorageId, ...]:
+    """Values that sums read and nothing else wants wide, the largest first."""
+    rectified = _rectified(graph)
+    sums = [op for op in graph.ops if _adds(op, lambda storage: storage != EMPTY)]
+    every = frozenset(rectified.get(v.base, v.base) for op in sums for v in _summands(op))
+    wanted = demands_of(graph, returned, every).wanted
+    found = [s for s in every if WIDE not in wanted.get(s, ())]
+    return tuple(sorted(found, key=lambda s: (-graph.storages[s].bytes, s)))
+
+
+def _summands(op: Op) -> list[View]:
+    """What a sum adds that is not computed inside it."""
+    values = op.arguments[:1] if op.target.endswith("_add") else op.arguments
+    return [value for value in values if isinstance(value, View)]
+
+
+def _adds(op: Op, fits: Callable[[StorageId], bool]) -> bool:
+    """Whether an op is a sum of values that are alike, all of which fit."""
+    adds = op.target == "micro.add" or op.target.endswith("_add")
+    return adds and all(fits(value.base) for value in _summands(op))
 
 
 def _rectified(graph: Graph) -> dict[StorageId, StorageId]:

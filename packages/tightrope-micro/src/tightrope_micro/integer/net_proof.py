@@ -99,9 +99,7 @@ def _limits(view: View) -> tuple[int, int]:
     return LIMITS[view.dtype]
 
 
-def _epilogues(
-    look: _Look, ends: NDArray[np.int64], times: NDArray[np.int64], numbers: Sequence[int], dtype: str
-) -> int:
+def _epilogues(ends: NDArray[np.int64], times: NDArray[np.int64], numbers: Sequence[int], dtype: str) -> int:
     """Prove the change of format of every channel; ``ends`` are [channel, (low, high)] of its sums."""
     pre, shift, low, high = numbers
     if not (0 <= pre <= 31 and 0 <= shift <= 31):
@@ -123,18 +121,24 @@ def _layer(look: _Look) -> int:
     flat = weights.reshape(len(weights), -1)
     low, high = _limits(given)
     reach = max(-low, high)
+    thin = adds and look.view(0).dtype == "int8"
+    times = times.reshape(1 + thin, -1)
+    if not len(start) == times.shape[1] == len(weights):
+        raise JudgeError("weights, biases and multipliers are not as many.")
+    if thin:  # the stream is one more input, and its factors are weights
+        if _limits(given) != _limits(look.view(0)) or prod(look.view(0).shape) != prod(made.shape):
+            raise JudgeError("adds to a value of another type or size.")
+        flat = np.concatenate((flat, times[1][:, None]), axis=1)
     most = np.abs(start) + np.abs(flat).sum(axis=1) * reach  # of every partial sum, in whatever order
     if most.max() > _LARGEST:
         raise JudgeError(f"a partial sum of up to {most.max()} leaves int32_t.")
-    if not len(start) == len(times) == len(weights):
-        raise JudgeError("weights, biases and multipliers are not as many.")
     up, down = np.maximum(flat, 0).sum(axis=1), np.minimum(flat, 0).sum(axis=1)
     # zeros beside an edge are numbers of the type as well
     ends = np.stack((start + up * low + down * high, start + up * high + down * low), axis=1)
     pre, shift, *clamp = look.numbers(-4)
-    inner = clamp if not adds else list(LIMITS[made.dtype])
-    bits = _epilogues(look, ends, times, (pre, shift, *inner), made.dtype)
-    if adds:
+    inner = clamp if thin or not adds else list(LIMITS[made.dtype])
+    bits = _epilogues(ends, times[0], (pre, shift, *inner), made.dtype)
+    if adds and not thin:
         if look.view(0).dtype != made.dtype:
             raise JudgeError("adds to a value of another type.")
         bits = max(bits, _summed(look.view(0), made, clamp, _limits(made)))
@@ -151,13 +155,21 @@ def _summed(one: View, made: View, clamp: Sequence[int], other: tuple[int, int])
 
 def _sum(look: _Look) -> int:
     one, other = look.view(0), look.view(1)
-    return _summed(one, look.made, look.numbers(2), _limits(other))
+    if len(look.op.arguments) == 4:
+        if look.made.dtype != one.dtype:
+            raise JudgeError("adds values into another type.")
+        return _summed(one, look.made, look.numbers(2), _limits(other))
+    *factors, times, pre, shift, low, high = look.numbers(2)
+    ends = np.array([_limits(view) for view in (one, other)]) * np.array(factors)[:, None]
+    if min(factors) < 0 or np.abs(ends).max() > _LARGEST or (one.dtype, other.dtype) != ("int8", "int8"):
+        raise JudgeError(f"adds {one.dtype} and {other.dtype} times {factors}.")
+    return _epilogues(ends.sum(axis=0)[None], np.array([times]), (pre, shift, low, high), look.made.dtype)
 
 
 def _convert(look: _Look) -> int:
     factor, pre, shift, low, high = look.numbers(1)
     ends = np.array([_limits(look.view(0))])
-    return _epilogues(look, ends, np.array([factor]), (pre, shift, low, high), look.made.dtype)
+    return _epilogues(ends, np.array([factor]), (pre, shift, low, high), look.made.dtype)
 
 
 def _average(look: _Look) -> int:
@@ -167,7 +179,7 @@ def _average(look: _Look) -> int:
     if isinstance(look.op.arguments[1], Items):
         count = prod(item for item in look.op.arguments[1].items if isinstance(item, int))
     ends = np.array([[count * end for end in _limits(given)]])
-    return _epilogues(look, ends, np.array([factor]), (pre, shift, low, high), made.dtype)
+    return _epilogues(ends, np.array([factor]), (pre, shift, low, high), made.dtype)
 
 
 def _row_kernel(look: _Look, at: int, op: RowOp, length: int, types: tuple[str, str]) -> int:
@@ -199,7 +211,7 @@ def _attention(look: _Look) -> int:
     bits = _row_kernel(look, 9, RowOp.SOFTMAX, keys, ("int8_t", "uint8_t"))
     for (factor, pre, shift), reach in ((first, size * 2**14), (second, keys * 255 * 2**7)):
         ends = np.array([[-reach, reach]])
-        bits = max(bits, _epilogues(look, ends, np.array([factor]), (pre, shift, -128, 127), "int8"))
+        bits = max(bits, _epilogues(ends, np.array([factor]), (pre, shift, -128, 127), "int8"))
     return bits
 
 

@@ -96,22 +96,43 @@ def _conv(net: NetEvaluator, op: Op, given: list[Any]) -> Whole:
     x, w, b, m, stride, padding, groups, *numbers = given
     geometry = (stride, padding, groups)
     sums = _whole(convolved(_double(x), _double(w), _double(b), geometry, op.results[0].view.shape))
-    return net.to(net.cut(sums), m[:, None, None], numbers)
+    return _rounded(net, sums, m[..., None, None], numbers)
 
 
 def _linear(net: NetEvaluator, _: Op, given: list[Any]) -> Whole:
     x, w, b, m, *numbers = given
-    return net.to(net.cut(_whole(F.linear(_double(x), _double(w), _double(b)))), m, numbers)
+    return _rounded(net, _whole(F.linear(_double(x), _double(w), _double(b))), m, numbers)
+
+
+def _rounded(net: NetEvaluator, sums: Whole, times: Whole, numbers: Sequence[Any]) -> Whole:
+    """Change the format of sums per channel; with a thin stream, add it times its factors before."""
+    if isinstance(numbers[0], int):
+        return net.to(net.cut(sums), times, numbers)
+    stream, *rest = numbers
+    return net.to(net.cut(sums + stream.reshape(sums.shape) * times[1]), times[0], rest)
 
 
 def _added(layer: "_Rule") -> "_Rule":
     def rule(net: NetEvaluator, op: Op, given: list[Any]) -> Whole:
+        stream, *_ = op.arguments
+        assert isinstance(stream, View)
+        if stream.dtype == "int8":
+            return layer(net, op, [*given[1:-4], given[0], *given[-4:]])
         *inner, low, high = given[1:]
         found = layer(net, op, [*inner, -(2**15), 2**15 - 1])
         total: Whole = np.clip(given[0].ravel() + found.ravel(), low, high)
         return total
 
     return rule
+
+
+def _add(net: NetEvaluator, _: Op, given: list[Any]) -> Whole:
+    if len(given) == 4:
+        total: Whole = np.clip(given[0] + given[1], *given[2:])
+        return total
+    one, other, *factors, times, pre, shift, low, high = given
+    sums = net.cut(one * factors[0] + other * factors[1])
+    return net.to(sums, np.array(times), (pre, shift, low, high))
 
 
 def _attention(net: NetEvaluator, _: Op, given: list[Any]) -> Whole:
@@ -153,7 +174,7 @@ _Rule = Callable[[NetEvaluator, Op, list[Any]], Whole]
 _OPS: Final[Mapping[str, _Rule]] = {
     "cat": lambda _, __, a: np.concatenate((a[0].reshape(a[2], -1), a[1].reshape(a[2], -1)), axis=1),
     "gather": _gather,
-    "q_add": lambda _, __, a: np.clip(a[0] + a[1], a[2], a[3]),
+    "q_add": _add,
     "q_add_rows": lambda _, __, a: np.clip(a[0] + a[1], a[2], a[3]),
     "q_attention": _attention,
     "q_avg_pool2d": _average,

@@ -3,7 +3,9 @@
 Idea        Weights take 8 bits, with one unit per output channel. What a layer reads takes 8 bits; what is
             added up, the residual stream, and what a layer norm reads takes 16. A value that is needed both
             ways is kept wide and narrowed before its first narrow use. Sums and copies share one unit, so
-            that they need no multiplication. ReLU is a clamp of what comes before it, GELU a table.
+            that they need no multiplication. A thin stream has 8 bits and its own unit: it is multiplied
+            into the 32-bit sums of the layer that adds to it, so that the result is rounded once. ReLU is a
+            clamp of what comes before it, GELU a table.
 Source      Jacob et al. (CVPR 2018); I-BERT (ICML 2021) and FQ-ViT (IJCAI 2022) for what they leave open
 Guarantee   What is returned has passed `net_proof.prove_net`: no intermediate leaves 32 bits for any input.
             Units come from the ranges that are given: what lies outside saturates.
@@ -12,12 +14,13 @@ Gaps        Symmetric units; attention without a mask; epsilon of a layer norm i
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tightrope.core import (
     Argument,
@@ -48,6 +51,11 @@ from tightrope_micro.translator import HOME, Translator, contiguous
 
 NARROW, WIDE = "int8", "int16"
 _LARGEST_BIAS: Final = 2.0**24
+_LARGEST_FACTOR: Final = 2.0**20
+"""Units of a layer's sums in one of the stream that it adds to."""
+_LARGEST_SHARE: Final = 2**14
+_MOST_OFF: Final = 0.25
+"""Units of the result by which a whole factor may move a stream."""
 _SHARE: Final = {NARROW: 2 / 255, WIDE: 1 / (255 * 128)}
 """Units of a softmax: of its 8 bits without a sign."""
 
@@ -62,6 +70,7 @@ def quantize(
     norm_of: Callable[..., RowKernel] | None = None,
     prove: bool = True,
     narrow: bool = False,
+    thin: Collection[StorageId] = (),
 ) -> IntegerNet:
     """Write a captured forward in integers.
 
@@ -77,6 +86,7 @@ def quantize(
         narrow: return 8 bits, and shift after the multiplication alone: what an interpreter of 8-bit nets
             computes whose products are rounded once. All channels of a layer share that one shift: where one
             is so much smaller than another that it would be off by more than a unit, that is refused.
+        thin: values that sums read in 8 bits, as `streams.quantize_within` chooses them.
 
     Raises:
         UnsupportedOpError: an op has no integer kernel; names it.
@@ -87,7 +97,7 @@ def quantize(
     refuse_endless(net, ranges)
     forms = KernelForms(core, floats)
     makers = (softmax_of or forms.softmax, norm_of or forms.layer_norm, forms.gelu)
-    demands = demands_of(net.graph, NARROW if narrow else WIDE)
+    demands = demands_of(net.graph, NARROW if narrow else WIDE, frozenset(thin))
     writer = _Quantizer(net, ranges, demands, makers, 0 if narrow else MOST_PRE)
     found = writer.written()
     if prove:
@@ -217,10 +227,10 @@ class _Quantizer:
         self.formats[view.base] = Format(dtype, self._scale(old, dtype))
         return view
 
-    def _made(self, op: Op, *, wide: bool = True) -> tuple[StorageId, str]:
-        """What an op makes, and in which format: wide where that is wanted and it can."""
+    def _made(self, op: Op) -> tuple[StorageId, str]:
+        """What an op makes, and in which format: wide where that is wanted."""
         made = op.creates[0]
-        return made, WIDE if wide and WIDE in self.demands.wanted[made] else NARROW
+        return made, WIDE if WIDE in self.demands.wanted.get(made, ()) else NARROW
 
     def _ends(self, made: StorageId, dtype: str) -> tuple[int, int]:
         low, high = LIMITS[dtype]
@@ -241,34 +251,62 @@ class _Quantizer:
         unit = self.formats[given.base].scale
         units = np.abs(flat).max(axis=1) / LIMITS[NARROW][1]
         units = np.maximum(units, np.maximum(np.abs(b) / (unit * _LARGEST_BIAS), 1e-12))
+        made, dtype = self._made(op)
+        factors = None
+        if adds:
+            stream, units, factors = self._added(op, unit, units)
+            dtype = dtype if factors is not None else WIDE
         whole = np.rint(flat / units[:, None]).astype(np.int64)
         start = np.rint(b / (unit * units)).astype(np.int64)
-        made, dtype = self._made(op)
-        dtype = WIDE if adds else dtype
         bounds = np.abs(start) + np.abs(whole).sum(axis=1) * -LIMITS[given.dtype][0]
+        bounds += 0 if factors is None else factors * -LIMITS[NARROW][0]
         ratios = unit * units / self._scale(made, dtype)
         what = f"the sums of {op.module or op.name}"
         found = rescale(bounds, ratios, what, most_pre=self.most_pre)
         if not self.most_pre:
             refuse_far_off(found, bounds, ratios, LIMITS[dtype][1], op)
+        times = np.array(found.multipliers, np.int32)
+        times = times if factors is None else np.stack((times, factors.astype(np.int32)))
         constants = (
             self.flash.put(whole.reshape(w.shape).astype(np.int8)),
             self.flash.put(start.astype(np.int32)),
-            self.flash.put(np.array(found.multipliers, np.int32)),
+            self.flash.put(times),
         )
         numbers = (*rest, found.pre, found.shift, *self._ends(made, dtype))
         arguments = (given, *constants, *numbers)
-        if adds:
-            arguments = (self._read(stream, WIDE), *arguments)
         name = op.target.removeprefix("micro.")
-        self._emit(f"q_{name}", arguments, made, dtype)
+        self._emit(f"q_{name}", (stream, *arguments) if adds else arguments, made, dtype)
+
+    def _added(
+        self, op: Op, unit: float, units: NDArray[np.float64]
+    ) -> tuple[View, NDArray[np.float64], NDArray[np.int64] | None]:
+        """What a layer adds to, the units of its weights, and units of its sums in one of a thin stream."""
+        if self.demands.adds_narrow(op):
+            view = self._read(op.arguments[0], NARROW)
+            scale = self.formats[view.base].scale
+            units = np.maximum(units, scale / (unit * _LARGEST_FACTOR))
+            factors = np.rint(scale / (unit * units))
+            off = np.abs(factors * unit * units - scale) * -LIMITS[NARROW][0] / self._scale(*self._made(op))
+            if off.max() <= _MOST_OFF:
+                return view, units, factors.astype(np.int64)
+        return self._read(op.arguments[0], WIDE), units, None
 
     def _sum(self, op: Op) -> None:
-        """A sum of two values of one unit, or of one and a constant."""
+        """A sum of two values of one unit, or of one and a constant; or of two in 8 bits, of any units."""
         left, right = op.arguments
+        made = op.creates[0]
+        if self.demands.adds_narrow(op):
+            views = [self._read(value, NARROW) for value in (left, right)]
+            scales = [self.formats[view.base].scale for view in views]
+            unit, (_, dtype) = max(scales) / _LARGEST_SHARE, self._made(op)
+            factors = [round(scale / unit) for scale in scales]
+            ratio = np.array([unit / self._scale(made, dtype)])
+            found = rescale(np.array([sum(factors) * -LIMITS[NARROW][0]]), ratio, f"sums of {op.name}")
+            numbers = (*factors, found.multipliers[0], found.pre, found.shift, *self._ends(made, dtype))
+            self._emit("q_add", (*views, *numbers), made, dtype)
+            return
         if is_constant(left):
             left, right = right, left
-        made = op.creates[0]
         x, ends = self._read(left, WIDE), self._ends(made, WIDE)
         if isinstance(right, View) and right.base == EMPTY:
             row = self.net.constants.read(right) / self._scale(made, WIDE)
