@@ -20,7 +20,7 @@ from tightrope_micro import run_on_board, run_on_host
 from tightrope_micro.emulate import CORES, INSTRUCTIONS_PER_TICK, build, emulated_ticks, missing_tools
 from tightrope_micro.infer import capture_net, compile_net, ranges_of
 from tightrope_micro.infer.compile import CompiledNet
-from tightrope_micro.integer.quantize import quantize
+from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
 from tightrope_micro.translator import whole_numbers
 
 _MOST, _RAM = 1.3, 4 << 20
@@ -51,7 +51,8 @@ def m2(console: Console, cmsis: str) -> list[Row]:
     for name in NETS:
         net, samples = made(name)
         plain = capture_net(net, samples[0])
-        whole = quantize(plain, ranges_of(plain, samples), core="cortex-m4f")
+        ranges = ranges_of(plain, samples)
+        whole = quantize_within(plain, ranges, samples, STREAM_ERROR, core="cortex-m4f")
         compiled, plainly = (
             compile_net(one, find_machine("stm32h743"), ram=400 * 1024) for one in (whole, plain)
         )

@@ -20,7 +20,7 @@ from tightrope.core import Bytes, InfeasibleError
 from tightrope_micro import run_on_host
 from tightrope_micro.infer import CompiledNet, FloatNet, capture_net, compile_net, ranges_of
 from tightrope_micro.integer.net import IntegerNet
-from tightrope_micro.integer.quantize import quantize
+from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
 
 _PLANNED, _EQUAL, _CLOSE = 196_608, 1e-5, 0.05
 _STEP: Bytes = 1024
@@ -32,7 +32,7 @@ def t2(peer: str) -> list[Row]:
     net = capture_net(model, (x,))
     generator = torch.Generator().manual_seed(3)
     samples = [(torch.randn(x.shape, generator=generator),) for _ in range(40)]
-    whole = quantize(net, ranges_of(net, samples))
+    whole = quantize_within(net, ranges_of(net, samples), samples, STREAM_ERROR)
     said, planned = (
         "not run: give --peer, an interpreter with executorch; its figure elsewhere is used",
         _PLANNED,

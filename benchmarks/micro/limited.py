@@ -18,7 +18,7 @@ from tightrope.core import InfeasibleError, NativeError, TightropeError
 from tightrope_micro.emulate import missing_tools
 from tightrope_micro.flash import check_flash
 from tightrope_micro.infer import capture_net, compile_net, ranges_of
-from tightrope_micro.integer.quantize import quantize
+from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
 
 _MACHINE, _RAM, _STACK = "nrf52840", 128 * 1024, 4096
 _ROOM: Final = 1 << 20
@@ -37,7 +37,8 @@ def m4(console: Console, trials: int) -> list[Row]:
         for whole in (False, True):
             try:
                 net: Any = capture_net(model, samples[0])
-                net = quantize(net, ranges_of(net, samples)) if whole else net
+                ranges = ranges_of(net, samples) if whole else {}
+                net = quantize_within(net, ranges, samples, STREAM_ERROR) if whole else net
             except TightropeError:
                 continue  # refused by name; M3 counts these
             for name, good, count in _tried(net):

@@ -23,7 +23,7 @@ from tightrope.core import NativeError
 from tightrope_micro import CompiledStep, capture_step, compile_step, run_on_board, run_on_host, sample_of
 from tightrope_micro.emulate import missing_tools
 from tightrope_micro.infer import CompiledNet, capture_net, compile_net, ranges_of
-from tightrope_micro.integer.quantize import quantize
+from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
 
 _SAMPLES: Final = 200
 _STEPS: Final = 60
@@ -143,7 +143,8 @@ def _row(console: Console, name: str) -> Row:
     drawn, classes = _batch(task, _SAMPLES, _STEPS)
     samples = [(one[None],) for one in drawn]
     plain = capture_net(scored, samples[0])
-    whole = quantize(plain, ranges_of(plain, samples[:32]), core="cortex-m4f")
+    ranges = ranges_of(plain, samples[:32])
+    whole = quantize_within(plain, ranges, samples[:32], STREAM_ERROR, core="cortex-m4f")
     said, held = [], True
     board = find_machine("stm32h743")
     forms = {

@@ -26,7 +26,7 @@ from tightrope.judge import judge
 from tightrope_micro import capture_step, compile_step, run_on_host, value_bytes
 from tightrope_micro.infer import FloatNet, capture_net, compile_net, evaluate_net, ranges_of
 from tightrope_micro.integer.net_reference import NetEvaluator
-from tightrope_micro.integer.quantize import quantize
+from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
 
 _F: Final = functional
 _SANITIZED: Final = ("-fsanitize=undefined,address", "-fno-sanitize-recover")
@@ -140,6 +140,14 @@ SINGLE: Final[dict[str, Case]] = {
     "matmul": _case(lambda x: x @ x.transpose(2, 3)),
     "linear of rows": _case(lambda x, c: c(x), lambda: nn.Linear(8, 5)),
     "dropout": _case(lambda x, d: d(x) * 1.5, lambda: nn.Dropout(0.5)),
+    "sum around a layer": _case(
+        lambda x, c, d: _F.relu(d(_F.relu(c(x))) + x),
+        lambda: nn.Conv2d(4, 8, 3, padding=1), lambda: nn.Conv2d(8, 4, 1),
+    ),
+    "sum of two layers": _case(
+        lambda x, c, d: c(x) + _F.relu(d(x)),
+        lambda: nn.Conv2d(4, 4, 3, padding=1), lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4),
+    ),
     "conv1d": _case(lambda x, c: c(x), lambda: nn.Conv1d(3, 4, 3, 2, 1), shape=ROW),
     "conv1d and a sum": _case(
         lambda x, c: _F.relu(c(x) + x), lambda: nn.Conv1d(3, 3, 3, padding=1), shape=ROW
@@ -172,17 +180,18 @@ _KEEPS: Final[dict[str, tuple[str, ...]]] = {
         "relu6", "tanh", "hardswish", "leaky_relu", "prelu", "squeeze and excite", "broadcast add",
         "number minus", "group norm", "batch norm behind relu", "channel shuffle", "average inside",
         "pad before a depthwise", "sub", "dilated", "largest, ceil", "join of rows", "nearest", "clamp",
-        "pad",
+        "pad", "sum around a layer", "sum of two layers",
     ),
     "int8": (
         "relu6", "tanh", "hardswish", "leaky_relu", "number minus", "batch norm behind relu",
         "channel shuffle", "pad before a depthwise", "largest, ceil", "join of rows", "nearest", "clamp",
-        "pad and padding", "pad before a convolution", "sigmoid",
+        "pad and padding", "pad before a convolution", "sigmoid", "sum around a layer", "sum of two layers",
     ),
     "training": (
         "tanh", "sigmoid", "silu", "hardswish", "leaky_relu", "largest, ceil", "batch norm first",
         "batch norm behind relu", "join of rows", "join of three", "shuffle by views",
-        "pad before a convolution", "pad and padding", "pad before a depthwise",
+        "pad before a convolution", "pad and padding", "pad before a depthwise", "sum around a layer",
+        "sum of two layers",
     ),
 }  # fmt: skip
 """Form -> ops that drawn nets of it have."""
@@ -248,7 +257,8 @@ def worst_float(model: nn.Module, net: FloatNet, x: Tensor) -> float:
 
 def integers_off(net: FloatNet, samples: Sequence[Tensor]) -> tuple[int, float]:
     """Quantize and run it: units by which the C differs from the reference, and from float by share."""
-    whole = quantize(net, ranges_of(net, [[x] for x in samples]))
+    calls = [[x] for x in samples]
+    whole = quantize_within(net, ranges_of(net, calls), calls, STREAM_ERROR)
     x = samples[0]
     given = np.clip(np.rint(x.numpy() / whole.inputs[0].scale), -128, 127).astype(np.int64)
     exact = NetEvaluator(whole.graph, whole.constants, whole.programs)([given])

@@ -23,8 +23,8 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from tightrope.core import Argument, Flag, Graph, Op, Result, Storage, StorageId, View
-from tightrope.core.values import EMPTY, Part
-from tightrope.lower import with_writes
+from tightrope.core.values import EMPTY
+from tightrope_micro.renumber import renumbered
 from tightrope_micro.translator import contiguous, is_dense
 
 MapShape: TypeAlias = tuple[int, int, int]
@@ -321,39 +321,8 @@ class _MapWriter:
         )  # fmt: skip
 
     def graph_written(self) -> Graph:
-        """Leave out maps that are no more, and number what is left again."""
-        number: dict[StorageId, StorageId] = {}
-        kept: list[Storage] = []
-        for storage in self.storages:
-            if storage.id not in self.pieces:
-                number[storage.id] = len(kept)
-                kept.append(replace(storage, id=len(kept)))
-
-        def moved(value: Argument) -> Argument:
-            if not isinstance(value, View) or value.base == EMPTY:
-                return value
-            return replace(value, base=number[value.base])
-
-        def all_of(storages: tuple[StorageId, ...]) -> tuple[StorageId, ...]:
-            return tuple(sorted(number[storage] for storage in storages))
-
-        ops = [
-            replace(
-                op, reads=all_of(op.reads), mutates=all_of(op.mutates),
-                creates=tuple(number[storage] for storage in op.creates),
-                arguments=tuple(map(moved, op.arguments)),
-                keywords=tuple((name, moved(value)) for name, value in op.keywords),
-                results=tuple(replace(r, view=replace(r.view, base=number[r.view.base])) for r in op.results),
-            )
-            for op in self.ops
-        ]  # fmt: skip
-        part = self.graph.parts[0]
-        inputs = tuple(
-            replace(one, view=replace(one.view, base=number[one.view.base])) if one.view else one
-            for one in part.inputs
-        )
-        parts = (Part(len(ops), inputs, tuple(map(moved, part.outputs))),)
-        return with_writes(replace(self.graph, ops=tuple(ops), storages=tuple(kept), parts=parts))
+        """Leave out maps that are no more."""
+        return renumbered(self.graph, self.ops, self.storages)
 
 
 def _state(op: Op, value: Argument) -> str:

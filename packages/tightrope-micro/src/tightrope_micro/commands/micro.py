@@ -33,6 +33,13 @@ Examples:
   tightrope micro profile OUT/
   tightrope micro profile OUT/ --json"""
 
+_StreamError = Annotated[
+    float | None,
+    typer.Option(
+        help="Of --integer: sums read 8 bits in place of 16 where the error of the result grows by at most "
+        "this share of it; default 0.01."
+    ),
+]
 _Kernels = tuple[str, bool, float | None]
 """A core, whether floats may be taken, and by how much 8-bit sums may raise the error."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -104,13 +111,7 @@ def compile_command(
             help="Of --integer: take float softmax, GELU and layer norm where they cost less.",
         ),
     ] = False,
-    stream_error: Annotated[
-        float | None,
-        typer.Option(
-            help="Of --integer: sums read 8 bits in place of 16 where the error of the result grows by no more "
-            "than this share of it; default 0.01.",
-        ),
-    ] = None,
+    stream_error: _StreamError = None,
     sparse: Annotated[
         bool,
         typer.Option(

@@ -12,8 +12,8 @@ Gaps        Of two branches that both end in a layer the later one is taken.
 from msgspec.structs import replace
 
 from tightrope.core import Graph, Op, OpId, StorageId, View
-from tightrope.core.values import EMPTY, Part
-from tightrope.lower import with_writes
+from tightrope.core.values import EMPTY
+from tightrope_micro.renumber import renumbered
 
 _LAYERS = ("micro.conv2d", "micro.linear")
 
@@ -36,7 +36,9 @@ def with_sums_inside(graph: Graph) -> Graph:
         layer = max(layers, key=lambda one: one.id)
         gone.add(layer.id)
         ops.append(_summed(op, layer))
-    return with_writes(rebuilt(graph, [op for op in ops if op.id not in gone]))
+    left = [op for op in ops if op.id not in gone]
+    named = [replace(op, name=f"{op.target.removeprefix('micro.')}_{at}") for at, op in enumerate(left)]
+    return renumbered(graph, named)
 
 
 def _inside(op: Op, maker: Op) -> bool:
@@ -53,33 +55,4 @@ def _summed(op: Op, layer: Op) -> Op:
     return replace(
         layer, id=op.id, name=op.name, target=f"{layer.target}_add", arguments=(stream, *layer.arguments),
         reads=tuple(sorted({*layer.reads, stream.base})), creates=op.creates, results=op.results,
-    )  # fmt: skip
-
-
-def rebuilt(graph: Graph, ops: list[Op]) -> Graph:
-    """The graph with other ops, and without storages that none of them touches; numbers are given again."""
-    part = graph.parts[0]
-    kept = {view.base for one in part.inputs if (view := one.view)}
-    kept |= {storage for op in ops for storage in (*op.reads, *op.creates)}
-    number = {old: new for new, old in enumerate(sorted(kept))}
-
-    def moved(view: View) -> View:
-        return view if view.base == EMPTY else replace(view, base=number[view.base])
-
-    def again(op: Op, at: int) -> Op:
-        return replace(
-            op, id=at, name=f"{op.target.removeprefix('micro.')}_{at}", over=-1,
-            reads=tuple(sorted(number[s] for s in op.reads)), creates=tuple(number[s] for s in op.creates),
-            mutates=tuple(sorted(number[s] for s in op.mutates)),
-            arguments=tuple(moved(v) if isinstance(v, View) else v for v in op.arguments),
-            keywords=tuple((k, moved(v) if isinstance(v, View) else v) for k, v in op.keywords),
-            results=tuple(replace(result, view=moved(result.view)) for result in op.results),
-        )  # fmt: skip
-
-    inputs = tuple(replace(one, view=moved(one.view)) if one.view else one for one in part.inputs)
-    outputs = tuple(moved(v) for v in part.outputs if isinstance(v, View))
-    return replace(
-        graph, ops=tuple(again(op, at) for at, op in enumerate(ops)),
-        parts=(Part(len(ops), inputs, outputs),),
-        storages=tuple(replace(graph.storages[old], id=new) for old, new in sorted(number.items())),
     )  # fmt: skip

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from tightrope.core import Argument, Flag, Graph, Items, Op, OpId, Result, Storage, StorageId, View
-from tightrope.core.values import EMPTY, ITEM_BYTES, Part
-from tightrope.lower import with_writes
+from tightrope.core.values import EMPTY, ITEM_BYTES
+from tightrope_micro.renumber import renumbered
 from tightrope_micro.translator import contiguous, whole_numbers
 
 _CONVOLUTIONS: Final = ("conv2d", "conv2d_add", "q_conv2d", "q_conv2d_add")
@@ -146,7 +146,7 @@ class _BandWriter:
             self._band(MapRows(height * band // self.num, height * (band + 1) // self.num), made, band)
         for op in graph.ops[self.last + 1 :]:
             self.ops.append(replace(op, id=len(self.ops), name=f"{op.name}_{len(self.ops)}"))
-        return self._numbered()
+        return renumbered(graph, self.ops, self.storages)
 
     def _needs(self, rows: MapRows) -> dict[StorageId, MapRows]:
         """Rows of every map that a band of the last one needs."""
@@ -249,36 +249,3 @@ class _BandWriter:
                 flags=Flag.IN_PLACE | Flag.NEVER_RECOMPUTE if changed else Flag.NONE,
             )
         )  # fmt: skip
-
-    def _numbered(self) -> Graph:
-        """Leave out maps that are no more, and number the others again."""
-        graph, part = self.graph, self.graph.parts[0]
-        used = {s for op in self.ops for s in (*op.reads, *op.creates)}
-        used |= {one.view.base for one in part.inputs if one.view is not None}
-        number = {old: new for new, old in enumerate(sorted(used))}
-
-        def moved(value: Argument) -> Argument:
-            if not isinstance(value, View) or value.base == EMPTY:
-                return value
-            return replace(value, base=number[value.base])
-
-        ops = []
-        for op in self.ops:
-            results = tuple(replace(r, view=replace(r.view, base=number[r.view.base])) for r in op.results)
-            ops.append(
-                replace(
-                    op, reads=tuple(sorted(number[s] for s in op.reads)), results=results, over=-1,
-                    creates=tuple(number[s] for s in op.creates),
-                    mutates=tuple(number[s] for s in op.mutates),
-                    arguments=tuple(moved(value) for value in op.arguments),
-                    keywords=tuple((name, moved(value)) for name, value in op.keywords),
-                )
-            )  # fmt: skip
-        storages = tuple(replace(self.storages[old], id=new) for old, new in sorted(number.items()))
-        inputs = tuple(
-            replace(one, view=replace(one.view, base=number[one.view.base])) if one.view else one
-            for one in part.inputs
-        )
-        outputs = tuple(moved(value) for value in part.outputs)
-        parts = (Part(len(ops), inputs, outputs),)
-        return with_writes(replace(graph, ops=tuple(ops), storages=storages, parts=parts))

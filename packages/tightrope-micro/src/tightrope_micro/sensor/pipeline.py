@@ -208,7 +208,7 @@ def _axis(pipeline: Pipeline, axis: int, sizes: dict[str, Bytes]) -> list[BlockC
     x, to = f"axis{axis}", f"{{features}} + {axis * each}"
     sizes[x] = rows * ITEM
     center = 0 if isinstance(block, Flatten) else 1
-    taken = (f"window + {axis}", f"{{{x}}}", f"{rows}", f"{pipeline.axes}", _real(block.scale), f"{center}")
+    taken = (f"window + {axis}", f"{{{x}}}", f"{rows}", f"{pipeline.axes}", literal(block.scale), f"{center}")
     made = [BlockCall("s_axis", taken, (rows * (1 + center),), f"axis {axis}", (), (x,))]
     if isinstance(block, Flatten):
         return [*made, _statistics(x, rows, 0x7F, to, axis)]
@@ -319,11 +319,7 @@ def _integer_net(widths: tuple[int, ...], sizes: dict[str, Bytes]) -> list[Block
     return [*found, BlockCall("s_scores", given, (count,), "scores", (source,), ("scores",))]
 
 
-def _real(value: float) -> str:
-    text = f"{np.float32(value):.9g}"
-    return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
-
-
 def literal(value: float) -> str:
     """A float32 as C that reads back to the same bits."""
-    return _real(value)
+    text = f"{np.float32(value):.9g}"
+    return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
