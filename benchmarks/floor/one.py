@@ -21,12 +21,13 @@ from tightrope.run.ledger.accounts import accounts
 _STEPS = 5
 
 
-class _OpByOp(TorchDispatchMode):
+class _OpByOp(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most that is charged during an op, and what its kernel takes outside of the allocator meanwhile."""
 
     def __init__(self, native: Allocator) -> None:
-        super().__init__()
-        self.native, self.most = native, 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.native = native
+        self.most: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.most = max(self.most, self.native.stats().charged_peak)
@@ -52,7 +53,8 @@ def unplanned(one: Case) -> int:
     gc.collect()
     native.attach_hidden()
     native.reset_peaks()
-    with _OpByOp(native) as counted:
+    counted = _OpByOp(native)
+    with counted:
         train(one, 0)
     return max(counted.most, native.stats().charged_peak) + accounts().older
 

@@ -161,7 +161,7 @@ class Calls:
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be made again; tell if one did."""
-        others = sorted((p for p in self.waiting if p is not but), key=lambda pending: pending.call)
+        others = sorted((one for one in self.waiting if one is not but), key=lambda pending: pending.call)
         if sum(pending.drop(self.captured[pending.turn.graph].graph) for pending in others):
             return True
         beside = [calls for calls in _ALL if calls is not self] if everywhere else []
@@ -487,8 +487,8 @@ def _under_way() -> CallerSoFar | None:
     every = [(calls, gaps) for calls in _ALL if (gaps := calls._gaps) is not None]
     earlier = sum(max((u.headroom.peak for u in calls.units.values()), default=0) for calls, _ in every)
     coming = sum(calls.prospects.future.update().state for calls, _ in every)
-    forwards = sum(len(calls.waiting) for calls, _ in every)
-    return CallerSoFar(sum(gaps.grown() for _, gaps in every), earlier, coming, forwards) if every else None
+    grown, forwards = sum(gaps.grown() for _, gaps in every), sum(len(calls.waiting) for calls, _ in every)
+    return CallerSoFar(grown, earlier, coming, forwards) if every else None
 
 
 def _freed() -> Bytes:
