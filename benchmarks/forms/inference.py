@@ -11,39 +11,20 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from benchmarks.forms.branches import BranchedBlock
 from benchmarks.forms.hypergraphs import _over
+from benchmarks.forms.search import walks
 from tightrope_forms.compiled import rewritten_for_inference
 
 
-class BranchedBlock(nn.Module):
-    """A 3x3 and a 1x1 convolution and the identity, each with a batch norm, and a sum (Ding et al., 2021)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.wide = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.narrow = nn.Conv2d(width, width, 1, bias=False)
-        norms = [nn.BatchNorm2d(width) for _ in range(3)]
-        self.norms = nn.ModuleList(norms)
-        for one in norms:  # as if it had been trained
-            nn.init.normal_(one.get_buffer("running_mean"), 0, 0.5)
-            nn.init.uniform_(one.get_buffer("running_var"), 0.5, 2)
-            nn.init.uniform_(one.weight, 0.5, 1.5)
-            nn.init.normal_(one.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the branches."""
-        first, second, third = self.norms
-        return torch.relu(first(self.wide(x)) + second(self.narrow(x)) + third(x))
-
-
 def merged(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]:
-    """R4: print the time of a net of branches, by compilers, over that of its form, by the same compilers."""
+    """R4: print the time of a net of branches, by compilers, over that of its form; and searches."""
     import torch._inductor.config as inductor
 
     torch.manual_seed(0)
     model, x = nn.Sequential(*(BranchedBlock(64) for _ in range(4))).eval(), torch.randn(1, 64, 56, 56)
     form, rules = rewritten_for_inference(model, x)
-    rows: list[dict[str, Any]] = []
+    rows = walks(console)
     with torch.no_grad(), inductor.patch(freezing=True):
         right, made = model(x), list[dict[str, Callable[[], Any]]]()
         for one in (model, form):

@@ -7,7 +7,8 @@ H2  epochs of HGNN, UniGIN and UniGCNII with 64 features over the same mathemati
 R1  every rule of rewriting, proved on 100 examples a pair
 R2  extraction against greedy substitution, backtracking and restarts, on parts of six nets
 R3  bytes that six training steps keep and need, rewritten, over those of the nets as they were
-R4  inference of four RepVGG blocks by Inductor and onnxruntime over that of their rewritten form
+R4  what searches by one rule after another find for four and eight RepVGG blocks, the agent of X-RLflow
+    among them; inference of four by Inductor and onnxruntime over that of their rewritten form
 L1  recurrent cells in a Python loop as kernels, over eager and Inductor: times, first calls, bytes, errors
 L3  certificates of such kernels, judged by isl and by numbers
 

@@ -12,13 +12,14 @@ from rich.console import Console
 
 from benchmarks.forms.nets import NETS, Net
 from benchmarks.forms.prove import example_of, prove
-from benchmarks.forms.search import backtracked, restarted, steepest
 from benchmarks.forms.terms import random_term
 from benchmarks.forms.trained import far, isolated, smallest
 from tightrope_forms.compiled import solve_part
 from tightrope_forms.rewrite.extract import CostWeights, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
 from tightrope_forms.rewrite.rules import RULES
+from tightrope_forms.rewrite.search import backtracked, restarted, steepest
+from tightrope_forms.rewrite.substitute import Form
 
 
 def proofs(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]:
@@ -66,10 +67,10 @@ def _beside_search(name: str, costs: FormCosts) -> dict[str, Any]:
     found = extract(costs)
     seconds = time.process_time() - start
     peers = {
-        "given": costs.of(costs.given()),
-        "greedy": steepest(costs)[1],
-        "backtracking": backtracked(costs)[1],
-        "restarts": restarted(costs, restarts=4)[1],
+        "given": (form := Form(costs, costs.given())).cost,
+        "greedy": steepest(form).cost,
+        "backtracking": backtracked(form).cost,
+        "restarts": restarted(form, restarts=4).cost,
     }
     shares = {peer: cost / found.cost for peer, cost in peers.items()}
     return {"set": name, "nodes": costs.graph.num_nodes, "status": found.status, "seconds": seconds, **shares}

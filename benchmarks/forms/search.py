@@ -1,77 +1,74 @@
-"""Search by one rule after another, as TASO does: peers of `extract`, on the same e-graph and costs.
+"""Searches by one rule after another, on a net of branches as one part (R4)."""
 
-Idea        A move is one use of a rule: the classes that it united take the nodes that it added.
-            Backtracking keeps a queue of forms, and follows those that cost up to ``alpha`` times the best. A
-            restart begins with random moves.
-Source      TASO (SOSP 2019): alpha 1.05 and a budget of 100 forms
-Guarantee   Never worse than the input.
-Complexity  Forms times moves times the size of a form.
-"""
+import time
+from functools import partial
+from typing import Any, Final
 
-import heapq
-import random
-from collections.abc import Iterator
+import torch
+from rich.console import Console
+from torch import nn
 
-from tightrope_forms.rewrite.extract import Choice, FormCosts
+from benchmarks.forms.branches import BranchedBlock
+from tightrope_forms.compiled import Solved, equal_part
+from tightrope_forms.rewrite.agent import train, walked
+from tightrope_forms.rewrite.egraph import saturate
+from tightrope_forms.rewrite.extract import CostWeights, FormCosts, extract
+from tightrope_forms.rewrite.front import ExportedValues, exported, sections
+from tightrope_forms.rewrite.rules import RULES
+from tightrope_forms.rewrite.search import backtracked, restarted, steepest
+from tightrope_forms.rewrite.substitute import Form, searched
 
-
-def _moved(costs: FormCosts, choice: Choice) -> Iterator[Choice]:
-    graph = costs.graph
-    for moves in graph.applied:
-        fresh = {graph.find(one): node for one, node in moves}
-        if any(choice[one] != node for one, node in fresh.items()):
-            yield {**choice, **fresh}
+_EPISODES: Final = 200
 
 
-def steepest(costs: FormCosts, start: Choice | None = None) -> tuple[Choice, float]:
-    """Take the move that saves most, until none saves: greedy substitution."""
-    choice = start or costs.given()
-    cost = costs.of(choice)
-    while True:
-        options = [(costs.of(other), number, other) for number, other in enumerate(_moved(costs, choice))]
-        nearest = min(options, default=(cost, 0, choice))
-        if nearest[0] >= cost:
-            return choice, cost
-        cost, _, choice = nearest
+def net_costs(depth: int, *, width: int = 64, size: int = 56) -> FormCosts:
+    """Price so many RepVGG blocks for inference, as one part."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(BranchedBlock(width) for _ in range(depth))).eval()
+    with torch.no_grad():
+        whole = exported(model, (torch.randn(1, width, size, size),), {})
+    (part,) = sections(whole, ExportedValues(whole, frozen=True), shortest=1 << 30)
+    roots = [part.classes[one] for one in part.roots]
+    return FormCosts(part.graph, roots, [], CostWeights(1.0, 0.0), frozen=True)
 
 
-def backtracked(costs: FormCosts, *, alpha: float = 1.05, budget: int = 100) -> tuple[Choice, float]:
-    """Follow the cheapest forms first, also those that cost more for a while.
-
-    Args:
-        costs: of forms.
-        alpha: forms that cost up to so many times the best are followed.
-        budget: of forms that are followed.
-    """
-    best = costs.given()
-    least, number = costs.of(best), 0
-    queue, seen = [(least, 0, best)], {frozenset(best.items())}
-    for _ in range(budget):
-        if not queue:
-            break
-        _, _, choice = heapq.heappop(queue)
-        for other in _moved(costs, choice):
-            key = frozenset(other.items())
-            if key in seen:
-                continue
-            seen.add(key)
-            cost, number = costs.of(other), number + 1
-            if cost < least:
-                best, least = other, cost
-            if cost < alpha * least or other is best:
-                heapq.heappush(queue, (cost, number, other))
-    return best, least
+def best_known(depth: int, **sizes: int) -> tuple[float, str]:
+    """Extract the cheapest form of so many blocks."""
+    costs = net_costs(depth, **sizes)
+    saturate(costs.graph, RULES, most_nodes=10_000)
+    found = extract(FormCosts(costs.graph, costs.roots, [], costs.weights, frozen=True), seconds=60.0)
+    return found.cost, found.status
 
 
-def restarted(costs: FormCosts, *, restarts: int = 8, moves: int = 6, seed: int = 0) -> tuple[Choice, float]:
-    """Begin several times with random moves, and be greedy from there."""
-    draw = random.Random(seed)
-    best, least = steepest(costs)
-    for _ in range(restarts):
-        choice = costs.given()
-        for _ in range(moves):
-            choice = draw.choice(list(_moved(costs, choice)) or [choice])
-        if costs.of(choice) < float("inf"):
-            choice, cost = steepest(costs, choice)
-            best, least = (choice, cost) if cost < least else (best, least)
-    return best, least
+def walks(console: Console, *, seeds: int = 3) -> list[dict[str, Any]]:
+    """Print what searches of a net of four blocks reach, and what the agent does then with eight."""
+    forms = {depth: Form(costs := net_costs(depth), costs.given()) for depth in (4, 8)}
+    best = {depth: best_known(depth) for depth in forms}
+    rows: list[dict[str, Any]] = []
+
+    def say(name: str, depth: int, found: Form, start: float, more: str = "", **known: Any) -> None:
+        gain = (forms[depth].cost - found.cost) / (forms[depth].cost - best[depth][0])
+        seconds = time.process_time() - start
+        rows.append({"search": name, "depth": depth, "gain": gain, "seconds": seconds, **known})
+        console.print(f"{name:<24} depth {depth}: {gain:>6.1%} of the gain, {seconds:>5.1f} CPU s{more}")
+
+    for depth, (cost, status) in best.items():
+        console.print(f"depth {depth}: {forms[depth].cost:.3f} as captured, best known {cost:.3f} ({status})")
+    for name, walk in (("greedy", steepest), ("backtracking", backtracked), ("restarts", restarted)):
+        for depth, form in forms.items():
+            start = time.process_time()
+            say(name, depth, walk(form), start)
+    for seed in range(seeds):
+        start = time.process_time()
+        made = train([forms[4]], episodes=_EPISODES, seed=seed)
+        close = best[4][0] * (1 + 1e-5)  # of equal forms, each rule has its tick
+        first = next((at for at, cost in enumerate(made.costs, 1) if cost <= close), 0)
+        more = f", best known cost after {first} episodes" if first else ", best known cost not reached"
+        say(f"agent, trains, seed {seed}", 4, made.best[0], start, more, first=first)
+        costs, found = searched(net_costs(4, width=8, size=14), partial(walked, policy=made.policy))
+        rows[-1]["equal"] = equal_part(Solved(costs, found))
+        for depth, draws in ((4, 0), (8, 0), (8, 4)):
+            start = time.process_time()
+            found_form = walked(forms[depth], policy=made.policy, draws=draws, seed=seed)
+            say(f"its policy, {draws + 1} episodes", depth, found_form, start, draws=draws)
+    return rows

@@ -95,7 +95,7 @@ def compile(
     example: Any = None,
     verify: str | None = "first",
     fuse: bool = False,
-    rewrite: bool = False,
+    rewrite: bool | str = False,
     machine: Machine | None = None,
     seed: int = 0,
     seconds: float | None = None,
@@ -120,7 +120,7 @@ def compile(
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` the first two
             runs and every 97th with the model as it is, ``"always"`` every run; None checks nothing.
         fuse: run stretches of the plan as loops, compiled, where that is faster; equal within a tolerance.
-        rewrite: plan an equal form where it is smaller; equal within a tolerance. See ``tightrope[forms]``.
+        rewrite: plan a smaller form, equal within a tolerance; or its method. See ``tightrope[forms]``.
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
@@ -161,7 +161,7 @@ def compile(
     settings = Settings(
         parse_budget(budget, machine), verify, seed, seconds, fuse=fuse, writes=overwrite, fallback=fallback,
         pages=paging_of(page_to, machine, fuse=fuse, seed=seed, seconds=seconds),
-        rewrite=finder() if rewrite else None,
+        rewrite=finder(method=rewrite) if rewrite else None,
     )  # fmt: skip
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
     compiled.many_sizes, compiled.name = shapes is not None, type(model).__name__

@@ -17,6 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -35,6 +37,8 @@ from tightrope_forms.rewrite.egraph import ClassId, Spec, saturate, thawed
 from tightrope_forms.rewrite.extract import Choice, CostWeights, Extracted, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, Section, emitted, exported, sections
 from tightrope_forms.rewrite.rules import RULES
+from tightrope_forms.rewrite.search import Walk, walk_of
+from tightrope_forms.rewrite.substitute import searched
 
 WEIGHTS: Final = (CostWeights(1.0, 1.0), CostWeights(0.01, 1.0), CostWeights(1.0, 0.0))
 _SECONDS, _SECONDS_OF_PART = 60.0, 5.0  # of search for the forms of a call, of extraction from a part
@@ -43,11 +47,14 @@ _WORTH: Final = 0.99  # times time and bytes of a plan: a form must be below
 Rules = tuple[str, ...]
 
 
-def chosen_form(program: Program, real: Sequence[Any], planned: PlanForm) -> tuple[Program, str, Bytes]:
+def chosen_form(
+    program: Program, real: Sequence[Any], planned: PlanForm, *, method: str = "exact"
+) -> tuple[Program, str, Bytes]:
     """Choose what is planned for a call; see `tightrope.run.session.equal_forms.ChooseForm`."""
+    walk = walk_of(method)
     before, named = _tried(planned, program)  # a refusal is said where it is planned, if no form names less
     try:
-        found = _traced_forms(program, real)
+        found = _traced_forms(program, real, walk)
     except TightropeError as error:
         return program, f"not rewritten: {error}", 0
     best, least = (program, "not rewritten: no form has a smaller plan", 0), _WORTH
@@ -83,7 +90,7 @@ def _tried(planned: PlanForm, program: Program, most: Bytes = 0) -> tuple[Foreca
         return None, math.inf
 
 
-def _traced_forms(program: Program, real: Sequence[Any]) -> list[tuple[Program, Rules]]:
+def _traced_forms(program: Program, real: Sequence[Any], walk: Walk | None) -> list[tuple[Program, Rules]]:
     """Trace a call in its forms, each with the rules that made it; an error says why it stays as captured."""
     call, found = program.call, []
     for bad, why in (
@@ -97,7 +104,7 @@ def _traced_forms(program: Program, real: Sequence[Any]) -> list[tuple[Program, 
             raise TightropeError(why)
     with accounts(device_of(real)).aside(), real_tensors(), torch.enable_grad():
         computed = [given for given, _ in call.uses.split or ()]  # gradients come to each use
-        for module, rules in forms(call.module, without_values(real), computed):
+        for module, rules in forms(call.module, without_values(real), computed, walk):
             form = copy.copy(call)
             form.module, form.told, form.uses = module, [*call.told, *rules], copy.copy(call.uses)
             try:
@@ -129,7 +136,7 @@ class _Captured(nn.Module):
 
 
 def forms(
-    module: fx.GraphModule, inputs: Sequence[Any], fixed: Collection[int] = ()
+    module: fx.GraphModule, inputs: Sequence[Any], fixed: Collection[int] = (), walk: Walk | None = None
 ) -> Iterator[tuple[fx.GraphModule, Rules]]:
     """Find forms of a captured module, given inputs without values, each with the rules that made it.
 
@@ -144,12 +151,13 @@ def forms(
         raise TightropeError("it has graphs inside, such as checkpoints.")
     with tracing(None):  # no part of the capture that is under way
         whole = exported(_Captured(module), tuple(inputs), {})
-    yield from _forms(whole, ExportedValues(whole, fixed), WEIGHTS)
+    yield from _forms(whole, ExportedValues(whole, fixed), WEIGHTS, walk)
 
 
 def _forms(
-    whole: fx.GraphModule, values: ExportedValues, every: Sequence[CostWeights], *, frozen: bool = False
-) -> Iterator[tuple[fx.GraphModule, Rules]]:
+    whole: fx.GraphModule, values: ExportedValues, every: Sequence[CostWeights], walk: Walk | None = None,
+    *, frozen: bool = False,
+) -> Iterator[tuple[fx.GraphModule, Rules]]:  # fmt: skip
     values.refuse_writes()
     end, parts = time.monotonic() + _SECONDS, sections(whole, values)
     unlike = {part.key: part for part in reversed(parts)}
@@ -158,7 +166,9 @@ def _forms(
     for weights in every:
         solved: dict[str, Solved] = {}
         for key, part in unlike.items():
-            if (one := solve_part(part, weights, end=end, frozen=frozen)) is not None and one.rules():
+            if (
+                one := solve_part(part, weights, end=end, frozen=frozen, walk=walk)
+            ) is not None and one.rules():
                 choice = id(one.costs.graph), repr(sorted(one.found.choice.items()))
                 if choice not in right:
                     right[choice] = equal_part(one)
@@ -173,7 +183,9 @@ def _forms(
             yield other, tuple(f"{name} ({num}x)" for name, num in sorted(count.items()))
 
 
-def rewritten_for_inference(model: nn.Module, *args: Tensor) -> tuple[fx.GraphModule, Rules]:
+def rewritten_for_inference(
+    model: nn.Module, *args: Tensor, method: str = "exact", policy: str | Path | None = None
+) -> tuple[fx.GraphModule, Rules]:
     """Rewrite a model whose weights stay, for inference on tensors of these sizes.
 
     Branches of convolutions and batch norms become one convolution, and what weights alone make is computed
@@ -182,6 +194,8 @@ def rewritten_for_inference(model: nn.Module, *args: Tensor) -> tuple[fx.GraphMo
     Args:
         model: in evaluation mode; its weights are copied where a rule changes them.
         args: an example of its inputs, on which both forms run.
+        method: ``exact`` extraction, or a search: ``backtracking``, ``restarts`` or ``agent``.
+        policy: a file of `tightrope_forms.rewrite.agent.save_policy`, for the agent.
 
     Returns:
         The form, and the rules that made it, with how often each was used.
@@ -198,9 +212,10 @@ def rewritten_for_inference(model: nn.Module, *args: Tensor) -> tuple[fx.GraphMo
         raise TightropeError(f"model={model!r:.60} is no torch.nn.Module.")
     if any(one.training for one in model.modules()):
         raise TightropeError("the model trains. Call model.eval() first.")
+    walk = walk_of(method, policy)
     with torch.no_grad():
         whole = exported(model, args, {})
-        found = _forms(whole, ExportedValues(whole, frozen=True), [CostWeights(1.0, 0.0)], frozen=True)
+        found = _forms(whole, ExportedValues(whole, frozen=True), [CostWeights(1.0, 0.0)], walk, frozen=True)
         form, rules = next(found, (whole, ()))
         if not rules:
             raise TightropeError("no form of this model is faster by our rules.")
@@ -225,16 +240,20 @@ class Solved(NamedTuple):
 
 
 def solve_part(
-    part: Section, weights: CostWeights, *, end: float = math.inf, frozen: bool = False
-) -> Solved | None:
-    """Find the cheapest form of a part until some time; None where it has no ops."""
+    part: Section, weights: CostWeights, *, end: float = math.inf, frozen: bool = False,
+    walk: Walk | None = None,
+) -> Solved | None:  # fmt: skip
+    """Find the cheapest form of a part until some time, by extraction or a walk; None where it has no ops."""
     if not part.roots:
         return None
-    if not part.graph.applied:
+    if walk is None and not part.graph.applied:
         saturate(part.graph, RULES, end=end)
     roots = [part.classes[one] for one in part.roots]
     costs = FormCosts(part.graph, roots, [part.classes[one] for one in part.kept], weights, frozen=frozen)
-    return Solved(costs, extract(costs, seconds=min(_SECONDS_OF_PART, end - time.monotonic())))
+    left = min(_SECONDS_OF_PART, end - time.monotonic())
+    if walk is None:
+        return Solved(costs, extract(costs, seconds=left))
+    return Solved(*searched(costs, partial(walk, end=time.monotonic() + left)))
 
 
 def equal_part(one: Solved) -> bool:

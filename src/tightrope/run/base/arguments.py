@@ -13,6 +13,8 @@ from tightrope.core.units import shown
 
 AS_EAGER: Final = ("eager", "always")
 """What ``verify`` is where runs are compared with eager, bit for bit."""
+REWRITING: Final = ("exact", "backtracking", "restarts", "agent")
+"""Methods of ``rewrite``; True is the first."""
 
 
 def check_verify(verify: object, known: Sequence[str] = ("first", "graph")) -> None:
@@ -91,14 +93,16 @@ def parse_chunk(chunk: object, verify: object) -> int | None:
 
 
 def check_switches(fuse: object, overwrite: object, verify: object, rewrite: object = False) -> None:
-    """Refuse what is neither True nor False, and bits that fused results cannot have.
+    """Refuse what is neither True nor False nor a method, and bits that fused results cannot have.
 
     Raises:
         TightropeError: quotes it.
     """
-    for name, value in (("fuse", fuse), ("overwrite", overwrite), ("rewrite", rewrite)):
+    for name, value in (("fuse", fuse), ("overwrite", overwrite)):
         if not isinstance(value, bool):
             refuse_argument(name, value, "True or False")
+    if not isinstance(rewrite, bool) and not (isinstance(rewrite, str) and rewrite in REWRITING):
+        refuse_argument("rewrite", rewrite, f"True, False, or one of {', '.join(REWRITING)}")
     if (fuse or rewrite) and verify in AS_EAGER:
         name = "fuse=True" if fuse else "rewrite=True"
         raise TightropeError(

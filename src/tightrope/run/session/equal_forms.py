@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from tightrope.capture.program import Program
@@ -17,14 +18,15 @@ ChooseForm: TypeAlias = Callable[[Program, Sequence[Any], PlanForm], tuple[Progr
 """Chooses, given a call and its inputs: the call or an equal form, what to say of it, and its most bytes."""
 
 
-def finder(what: str = "rewrite=True") -> ChooseForm:
-    """Load what finds forms.
+def finder(what: str = "rewrite=True", *, method: str | bool = True) -> ChooseForm:
+    """Load what finds forms, by a method of its own or by the first.
 
     Raises:
         TightropeError: nothing that is installed does, or it does not load.
     """
     for name, entries in installed(GROUP).items():
-        return cast(ChooseForm, loaded(f"rewriting by {name}", entries))
+        choose = loaded(f"rewriting by {name}", entries)
+        return cast(ChooseForm, choose if method is True else partial(choose, method=method))
     raise absent(what, "forms")
 
 

@@ -12,7 +12,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -201,7 +201,11 @@ class EGraph:
         """
         children: list[ClassId] = []
         args = frozen([list(given), named], children)
-        node = self._named(ENode(op, args, tuple(children)))
+        return self.add(ENode(op, args, tuple(children)))
+
+    def add(self, node: ENode) -> ClassId:
+        """Add a node; return its class; errors are those of `make`."""
+        node = self.named(node)
         known = self._known.get(node)
         return self._new(node, self.facts(node).value) if known is None else self.find(known)
 
@@ -211,19 +215,22 @@ class EGraph:
             return Facts(self.values[self.find(self._known[node])])
         return facts_of(node.op, node.args, tuple(self.values[self.find(one)] for one in node.children))
 
+    def alike(self, one: ClassId, other: ClassId) -> bool:
+        """Tell whether values have one shape and type; else a rule did not match."""
+        first, second = self.values[one], self.values[other]
+        return isinstance(first, Spec) and isinstance(second, Spec) and first[::2] == second[::2]
+
     def unite(self, pairs: list[tuple[ClassId, ClassId]], why: str) -> bool:
         """Say that classes are equal, as one use of a rule; return whether that is news."""
         moves = list[tuple[ClassId, ENode]]()
         for old, new in pairs:
             old, new = self.find(old), self.find(new)
-            one, other = self.values[old], self.values[new]
-            alike = isinstance(one, Spec) and isinstance(other, Spec) and one[::2] == other[::2]
-            if old == new or not alike:  # of another shape or type: no match
+            if old == new or not self.alike(old, new):
                 continue
             first, second = min(old, new), max(old, new)  # what was there before stays in front
             for node in self.nodes[new]:
                 moves.append((first, node))
-                if new == second:
+                if new == second and why:
                     self.why.setdefault(node, why)
             self._parents[second] = first
             self.nodes[first] |= self.nodes.pop(second)
@@ -237,7 +244,7 @@ class EGraph:
         while changed:
             changed, self._known = False, {}
             for one in list(self.nodes):
-                fresh = {self._named(node): node for node in self.nodes[one]}
+                fresh = {self.named(node): node for node in self.nodes[one]}
                 for node, before in fresh.items():
                     if before in self.why:
                         self.why.setdefault(node, self.why[before])
@@ -248,10 +255,25 @@ class EGraph:
                 self.nodes[one] = dict.fromkeys(fresh)
                 if self._parents[one] != one:
                     self.nodes[self.find(one)] |= self.nodes.pop(one)
-        self.applied = [tuple((self.find(c), self._named(n)) for c, n in moves) for moves in self.applied]
+        self.applied = [tuple((self.find(c), self.named(n)) for c, n in moves) for moves in self.applied]
 
-    def _named(self, node: ENode) -> ENode:
+    def named(self, node: ENode) -> ENode:
+        """Return a node over classes as they are united now."""
         return node._replace(children=tuple(map(self.find, node.children)))
+
+    def copied(self) -> "EGraph":
+        """Return a graph of the same classes, which grows on its own."""
+        return EGraph(
+            dict(self.nodes),
+            dict(self.values),
+            why=dict(self.why),
+            _parents=[*self._parents],
+            _known={**self._known},
+        )
+
+    def redirected(self, into: dict[ClassId, ClassId]) -> "EGraph":
+        """Return this graph where what reads some classes reads others instead."""
+        return replace(self, _parents=[into.get(ClassId(at), one) for at, one in enumerate(self._parents)])
 
     @property
     def num_nodes(self) -> int:
@@ -260,7 +282,7 @@ class EGraph:
 
     def by(self, one: int, *ops: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the arguments of the nodes of a class with one of some ops, and their named ones."""
-        for node in list(self.nodes[self.find(one)]):
+        for node in list(self.nodes.get(self.find(one), ())):
             if node.op in ops:
                 yield thawed(node.args, list(map(self.find, node.children)))
 

@@ -9,6 +9,7 @@ Complexity  Exponential at worst; a second for hundreds of nodes. Circles are fo
 Gaps        A view that is kept counts as what it looks into; bytes in flight are left to the planner.
 """
 
+import copy
 import math
 import time
 from collections.abc import Iterable
@@ -39,7 +40,7 @@ class Extracted(NamedTuple):
 
     choice: Choice  # a node of every class that is needed
     cost: float
-    status: str  # "optimal" or "time_limit"
+    status: str  # "optimal", "time_limit" or "searched"
 
 
 class FormCosts:
@@ -52,12 +53,19 @@ class FormCosts:
         self, graph: EGraph, roots: Iterable[ClassId], kept: Iterable[ClassId], weights: CostWeights,
         *, frozen: bool = False,
     ) -> None:  # fmt: skip
-        self.graph, self.weights = graph, weights
+        self.graph, self.weights, self.frozen = graph, weights, frozen
         self.roots, self.kept = [graph.find(one) for one in roots], {graph.find(one) for one in kept}
         self.facts: dict[ENode, Facts] = {n: graph.facts(n) for nodes in graph.nodes.values() for n in nodes}
         self.once: set[ClassId] = set()  # classes that are computed once and cost nothing: where weights stay
         while frozen and (fresh := {at for at in graph.nodes if at not in self.once and self._constant(at)}):
             self.once |= fresh
+
+    def redirected(self, into: dict[ClassId, ClassId]) -> "FormCosts":
+        """Price a graph in which what reads some classes reads others instead."""
+        made = copy.copy(self)
+        made.graph = self.graph.redirected(into)
+        made.roots, made.kept = [into.get(x, x) for x in self.roots], {into.get(x, x) for x in self.kept}
+        return made
 
     def _constant(self, one: ClassId) -> bool:
         return any(
@@ -90,30 +98,29 @@ class FormCosts:
             choice |= {one: node for _, one, node in reversed(firsts or made[:1])}
         return choice
 
-    def below(self, choice: Choice) -> dict[ClassId, list[ClassId]]:
-        """List the children of every class that a choice needs."""
-        found: dict[ClassId, list[ClassId]] = {}
-        stack = list(self.roots)
-        while stack:
-            if (one := stack.pop()) not in found:
-                found[one] = [self.graph.find(child) for child in choice[one].children]
-                stack += found[one]
-        return found
-
     def needed(self, choice: Choice) -> list[ClassId] | None:
         """List the classes that a choice needs, children first; None where it goes in a circle."""
-        try:
-            return list(TopologicalSorter(self.below(choice)).static_order())
-        except CycleError:
-            return None
+        done, path, stack = dict[ClassId, None](), set[ClassId](), self.roots[::-1]
+        while stack:
+            if (one := stack[-1]) in path or one in done:
+                done[stack.pop()] = None
+                path.discard(one)
+                continue
+            path.add(one)
+            below = [at for child in choice[one].children if (at := self.graph.find(child)) not in done]
+            if not path.isdisjoint(below):
+                return None
+            stack += reversed(below)
+        return list(done)
 
     def of(self, choice: Choice) -> float:
         """Price a choice; infinite where it goes in a circle."""
-        order = self.needed(choice)
-        if order is None:
-            return math.inf
+        return math.inf if (order := self.needed(choice)) is None else self.of_order(choice, order)
+
+    def of_order(self, choice: Choice, order: list[ClassId]) -> float:
+        """Price a choice that needs some classes."""
         find, kept, bases = self.graph.find, set(self.kept) & set(order), set()
-        for one in order:
+        for one in order if self.weights.mib else ():
             facts = self.facts[choice[one]]
             kept |= {find(choice[one].children[k]) for k in facts.keeps}
             kept |= {one} if facts.keeps_result else set()
@@ -189,9 +196,14 @@ def _keep_rows(costs: FormCosts, highs: Any, of: Columns) -> None:
 
 def _forbid_circle(costs: FormCosts, highs: Any, of: Columns, choice: Choice) -> None:
     """Find a circle of a choice; of the classes on it, one must take a node that leaves it."""
+    find, below, stack = costs.graph.find, dict[ClassId, list[ClassId]](), list(costs.roots)
+    while stack:
+        if (one := stack.pop()) not in below:
+            below[one] = [find(child) for child in choice[one].children]
+            stack += below[one]
     try:
-        TopologicalSorter(costs.below(choice)).prepare()
+        TopologicalSorter(below).prepare()
     except CycleError as error:
-        circle, find = list(pairwise(error.args[1])), costs.graph.find  # children first
+        circle = list(pairwise(error.args[1]))  # children first
         on = [x for child, one in circle for n, x in of[one].items() if child in map(find, n.children)]
         highs.addConstr(highs.qsum(on) <= len(circle) - 1)

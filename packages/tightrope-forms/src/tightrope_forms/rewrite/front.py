@@ -22,7 +22,6 @@ from tightrope_forms.rewrite.egraph import ClassId, EGraph, Facts, Spec, facts_o
 from tightrope_forms.rewrite.extract import Choice
 
 aten: Final = torch.ops.aten
-_SHORTEST: Final = 6
 _LINES: Final = ("stack_trace", "nn_module_stack")
 _STAYING: Final = ("dropout", "rand", "bernoulli", "normal")
 
@@ -158,10 +157,10 @@ def _frozen(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     return frozen(fx.map_arg((node.args, node.kwargs), place), []), inputs
 
 
-def sections(module: fx.GraphModule, values: ExportedValues) -> list[Section]:
+def sections(module: fx.GraphModule, values: ExportedValues, *, shortest: int = 6) -> list[Section]:
     """Cut an exported graph into parts where one activation with a gradient goes on.
 
-    Where weights are frozen, inputs and all that they make count as such.
+    Parts have ``shortest`` ops or more. Where weights are frozen, inputs and what they make count as such.
     """
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     place = {node: at for at, node in enumerate(nodes)}
@@ -174,7 +173,7 @@ def sections(module: fx.GraphModule, values: ExportedValues) -> list[Section]:
     for at, node in enumerate(nodes):
         parts[-1].append(node)
         live = {one for one in (*live, node) if last[one] > at and _has_grad(values.of.get(one))}
-        if len(live) == 1 and len(parts[-1]) >= _SHORTEST:
+        if len(live) == 1 and len(parts[-1]) >= shortest:
             parts.append([])
     return [_section(part, values) for part in parts if part]
 
