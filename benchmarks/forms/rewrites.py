@@ -19,7 +19,7 @@ from tightrope_forms.rewrite.extract import CostWeights, FormCosts, extract
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
 from tightrope_forms.rewrite.rules import RULES
 from tightrope_forms.rewrite.search import backtracked, restarted, steepest
-from tightrope_forms.rewrite.substitute import Form
+from tightrope_forms.rewrite.substitute import GraphForm
 
 
 def proofs(_: Path | None, console: Console, pairs: int) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def _beside_search(name: str, costs: FormCosts) -> dict[str, Any]:
     found = extract(costs)
     seconds = time.process_time() - start
     peers = {
-        "given": (form := Form(costs, costs.given())).cost,
+        "given": (form := GraphForm(costs, costs.given())).cost,
         "greedy": steepest(form).cost,
         "backtracking": backtracked(form).cost,
         "restarts": restarted(form, restarts=4).cost,

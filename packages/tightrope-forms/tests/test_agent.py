@@ -17,21 +17,21 @@ from benchmarks.forms.terms import random_term
 from tightrope.core import TightropeError
 from tightrope_forms.compiled import Solved, equal_part, rewritten_for_inference
 from tightrope_forms.rewrite import agent, substitute
-from tightrope_forms.rewrite.agent import Policy, load_policy, save_policy, train, walked
+from tightrope_forms.rewrite.agent import EditPolicy, load_policy, save_policy, train, walked
 from tightrope_forms.rewrite.egraph import aten
 from tightrope_forms.rewrite.search import METHODS, backtracked, restarted, steepest
-from tightrope_forms.rewrite.substitute import Form, searched
+from tightrope_forms.rewrite.substitute import GraphForm, searched
 
 
-def start(costs: Any) -> Form:
-    return Form(costs, costs.given())
+def start(costs: Any) -> GraphForm:
+    return GraphForm(costs, costs.given())
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_edit_costs_what_it_says_and_keeps_the_values(seed: int) -> None:
     draw = random.Random(seed)
 
-    def wander(form: Form) -> Form:
+    def wander(form: GraphForm) -> GraphForm:
         for _ in range(5):
             if form.edits:
                 edit = draw.choice(form.edits)
@@ -84,13 +84,13 @@ def test_the_agent_learns_the_best_known_form_and_its_policy_fits_a_longer_net(t
     found = walked(longer, policy=policy)
     assert found.key == walked(longer, policy=made.policy).key
     torch.manual_seed(0)
-    assert found.cost < min(walked(longer, policy=Policy(), seed=seed).cost for seed in range(3))
+    assert found.cost < min(walked(longer, policy=EditPolicy(), seed=seed).cost for seed in range(3))
 
 
 def test_edits_are_scored_alone_in_any_number() -> None:
     forms = [start(net_costs(depth, width=4, size=6)) for depth in (1, 2, 1)]
     torch.manual_seed(0)
-    policy, seen = Policy(), [agent.sight(form) for form in forms]
+    policy, seen = EditPolicy(), [agent.sight(form) for form in forms]
     scores, values = policy(agent.joined(seen))
     apart = [policy(one) for one in seen]
     torch.testing.assert_close(scores, torch.cat([one for one, _ in apart]))
@@ -105,7 +105,7 @@ def test_what_is_no_policy_is_refused(written: bytes | None, tmp_path: Path) -> 
         path.write_bytes(written)
     with pytest.raises(TightropeError, match="is no policy of rewriting"):
         load_policy(path)
-    save_policy(Policy(), path)
+    save_policy(EditPolicy(), path)
     found = json.loads(path.read_text())
     found["first.bias"][0] = 1e39  # no number of float32
     path.write_text(json.dumps(found))

@@ -21,7 +21,7 @@ from tightrope_forms.rewrite.extract import Choice, CostWeights, FormCosts, extr
 from tightrope_forms.rewrite.front import ExportedValues, exported, sections
 from tightrope_forms.rewrite.rules import RULES
 from tightrope_forms.rewrite.search import backtracked, restarted, steepest
-from tightrope_forms.rewrite.substitute import Form
+from tightrope_forms.rewrite.substitute import GraphForm
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -114,7 +114,7 @@ def test_extraction_is_that_of_brute_force_and_search_is_never_better(
     assert found.status == "optimal"
     assert found.cost == pytest.approx(costs.of(found.choice))
     assert found.cost <= costs.of(costs.given()) + 1e-12
-    form = Form(costs, costs.given())
+    form = GraphForm(costs, costs.given())
     assert form.cost == pytest.approx(costs.of(costs.given()))
     for one in (steepest(form), backtracked(form, budget=20), restarted(form, restarts=2)):
         assert found.cost * (1 - 1e-6) <= one.cost <= form.cost

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tightrope.core import TightropeError
 from tightrope_forms.rewrite.egraph import ClassId, ENode
 from tightrope_forms.rewrite.extract import FormCosts
-from tightrope_forms.rewrite.substitute import Form
+from tightrope_forms.rewrite.substitute import GraphForm
 
 _OPS, _WIDTH, _ROUNDS = 32, 48, 3
 _FEATURES: Final = _OPS + 3
@@ -45,7 +45,7 @@ class Sight(NamedTuple):
     of_edit: Tensor  # [edits]: the form of each
 
 
-def sight(form: Form) -> Sight:
+def sight(form: GraphForm) -> Sight:
     """Look at a form; the edit that comes first stops."""
     at = {one: number for number, one in enumerate(form.order)}
     mean = form.cost / len(at)
@@ -102,7 +102,7 @@ def _means(values: Tensor, into: Tensor, num: int) -> Tensor:
     return values.new_zeros(num, values.shape[1]).index_add(0, into, values) / count[:, None]
 
 
-class Policy(nn.Module):
+class EditPolicy(nn.Module):
     """Scores of edits, and the value of forms."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Policy(nn.Module):
         return self.edit(torch.cat((near, seen.edits), 1))[:, 0], values[:, 0]
 
 
-class Step(NamedTuple):
+class EditStep(NamedTuple):
     """What the agent saw, chose and got."""
 
     seen: Sight
@@ -136,16 +136,16 @@ class Step(NamedTuple):
     value: float
 
 
-class Walker:
+class EpisodeWalker:
     """Walks from one form; forms that were seen are looked at once."""
 
-    def __init__(self, start: Form) -> None:
+    def __init__(self, start: GraphForm) -> None:
         self.start = self.best = start
-        self._known: dict[Any, tuple[Form, Sight, dict[int, Form | None]]] = {}
+        self._known: dict[Any, tuple[GraphForm, Sight, dict[int, GraphForm | None]]] = {}
 
-    def episode(self, policy: Policy, *, sure: bool = False, end: float = math.inf) -> list[Step]:
+    def episode(self, policy: EditPolicy, *, sure: bool = False, end: float = math.inf) -> list[EditStep]:
         """Walk until the agent stops; ``sure`` takes what scores best, rather than a draw."""
-        steps, been, form = list[Step](), {self.start.key}, self.start
+        steps, been, form = list[EditStep](), {self.start.key}, self.start
         while len(steps) < len(self.start.order) and time.monotonic() < end:
             form, seen, after = self._known.setdefault(form.key, (form, sight(form), {}))
             with torch.no_grad():
@@ -162,7 +162,7 @@ class Walker:
                 free[choice] = False
             assert new is not None
             reward = _REWARD * (form.cost - new.cost) / self.start.cost
-            steps.append(Step(seen, free, choice, float(shares[choice]), reward, float(value)))
+            steps.append(EditStep(seen, free, choice, float(shares[choice]), reward, float(value)))
             if not choice:
                 break
             form = new
@@ -171,22 +171,24 @@ class Walker:
         return steps
 
 
-class Trained(NamedTuple):
+class TrainedAgent(NamedTuple):
     """A policy, and the cheapest form of every start after each episode."""
 
-    policy: Policy
-    best: list[Form]
+    policy: EditPolicy
+    best: list[GraphForm]
     costs: list[float]  # sums over starts
 
 
-def train(starts: Iterable[Form], *, episodes: int = 200, seed: int = 0, end: float = math.inf) -> Trained:
+def train(
+    starts: Iterable[GraphForm], *, episodes: int = 200, seed: int = 0, end: float = math.inf
+) -> TrainedAgent:
     """Train by PPO on forms in turn; the numbers of torch's generator stay as they were."""
-    walkers, costs = [Walker(one) for one in starts], list[float]()
+    walkers, costs = [EpisodeWalker(one) for one in starts], list[float]()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
-        policy = Policy()
+        policy = EditPolicy()
         optimizer = torch.optim.Adam(policy.parameters(), lr=_RATE)
-        batch = list[list[Step]]()
+        batch = list[list[EditStep]]()
         for number in range(episodes):
             if time.monotonic() > end:
                 break
@@ -195,10 +197,12 @@ def train(starts: Iterable[Form], *, episodes: int = 200, seed: int = 0, end: fl
             if len(batch) == _BATCH:
                 _update(policy, optimizer, batch)
                 batch = []
-    return Trained(policy, [one.best for one in walkers], costs)
+    return TrainedAgent(policy, [one.best for one in walkers], costs)
 
 
-def _update(policy: Policy, optimizer: torch.optim.Optimizer, batch: Sequence[Sequence[Step]]) -> None:
+def _update(
+    policy: EditPolicy, optimizer: torch.optim.Optimizer, batch: Sequence[Sequence[EditStep]]
+) -> None:
     steps, gains = [one for episode in batch for one in episode], list[float]()
     for episode in batch:  # generalised advantages, from the end
         gain, after, own = 0.0, 0.0, list[float]()
@@ -235,8 +239,13 @@ def _update(policy: Policy, optimizer: torch.optim.Optimizer, batch: Sequence[Se
 
 
 def walked(
-    start: Form, *, policy: Policy | None = None, draws: int = 4, seed: int = 0, end: float = math.inf
-) -> Form:
+    start: GraphForm,
+    *,
+    policy: EditPolicy | None = None,
+    draws: int = 4,
+    seed: int = 0,
+    end: float = math.inf,
+) -> GraphForm:
     """Return the cheapest form that the agent sees, in training or by a policy.
 
     Args:
@@ -248,7 +257,7 @@ def walked(
     """
     if policy is None:
         return train([start], seed=seed, end=end).best[0]
-    walker = Walker(start)
+    walker = EpisodeWalker(start)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for number in range(draws + 1):
@@ -256,19 +265,19 @@ def walked(
     return walker.best
 
 
-def save_policy(policy: Policy, path: str | Path) -> None:
+def save_policy(policy: EditPolicy, path: str | Path) -> None:
     """Write a policy as JSON."""
     numbers = {name: one.tolist() for name, one in policy.state_dict().items()}
     Path(path).write_bytes(msgspec.json.encode(numbers))
 
 
-def load_policy(path: str | Path) -> Policy:
+def load_policy(path: str | Path) -> EditPolicy:
     """Read a policy.
 
     Raises:
         TightropeError: it is none, or of other sizes.
     """
-    made = Policy()
+    made = EditPolicy()
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
         made.load_state_dict({name: torch.tensor(one, dtype=torch.float32) for name, one in found.items()})

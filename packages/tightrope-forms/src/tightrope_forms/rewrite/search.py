@@ -18,15 +18,15 @@ from typing import Final, TypeAlias
 
 from tightrope.core import TightropeError
 from tightrope_forms.rewrite.agent import load_policy, walked
-from tightrope_forms.rewrite.substitute import Form
+from tightrope_forms.rewrite.substitute import GraphForm
 
-Walk: TypeAlias = Callable[..., Form]
+Walk: TypeAlias = Callable[..., GraphForm]
 """Searches from a form, until an ``end`` in time."""
 METHODS: Final = ("exact", "backtracking", "restarts", "agent")
 """Of rewriting; ``exact`` is extraction from an e-graph."""
 
 
-def steepest(form: Form, *, end: float = math.inf) -> Form:
+def steepest(form: GraphForm, *, end: float = math.inf) -> GraphForm:
     """Make the edit that saves most, until none saves or a time is over."""
     while time.monotonic() < end:
         nearest = min(form.edits, key=lambda edit: edit.cost, default=None)
@@ -37,7 +37,9 @@ def steepest(form: Form, *, end: float = math.inf) -> Form:
     return form
 
 
-def backtracked(form: Form, *, alpha: float = 1.05, budget: int = 100, end: float = math.inf) -> Form:
+def backtracked(
+    form: GraphForm, *, alpha: float = 1.05, budget: int = 100, end: float = math.inf
+) -> GraphForm:
     """Follow the cheapest forms first, also those that cost more for a while.
 
     Args:
@@ -60,7 +62,9 @@ def backtracked(form: Form, *, alpha: float = 1.05, budget: int = 100, end: floa
     return best
 
 
-def restarted(form: Form, *, restarts: int = 8, edits: int = 6, seed: int = 0, end: float = math.inf) -> Form:
+def restarted(
+    form: GraphForm, *, restarts: int = 8, edits: int = 6, seed: int = 0, end: float = math.inf
+) -> GraphForm:
     """Begin several times with random edits, and be greedy from there."""
     draw, best = random.Random(seed), steepest(form, end=end)
     for _ in range(restarts):

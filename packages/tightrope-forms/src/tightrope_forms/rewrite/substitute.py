@@ -32,7 +32,7 @@ class Edit(NamedTuple):
     costs: FormCosts  # of both forms at once
 
 
-class Form:
+class GraphForm:
     """A graph, and the rules that led to it."""
 
     def __init__(self, costs: FormCosts, choice: Choice, rules: tuple[str, ...] = ()) -> None:
@@ -90,10 +90,10 @@ class Form:
         removed = tuple((one, choice[one]) for one in before.difference(order))
         return Edit(rule, after.of_order(choice, order), tuple(into), added, removed, after)
 
-    def edited(self, edit: Edit) -> "Form | None":
+    def edited(self, edit: Edit) -> "GraphForm | None":
         """Make an edit; None where an op does not run on what it would read."""
         try:
-            return Form(edit.costs, _firsts(edit.costs.graph), (*self.rules, edit.rule))
+            return GraphForm(edit.costs, _firsts(edit.costs.graph), (*self.rules, edit.rule))
         except TightropeError:
             return None
 
@@ -116,9 +116,9 @@ class Form:
             yield one, node._replace(children=tuple(into[child] for child in node.children))
 
 
-def searched(costs: FormCosts, walk: Callable[[Form], Form]) -> tuple[FormCosts, Extracted]:
+def searched(costs: FormCosts, walk: Callable[[GraphForm], GraphForm]) -> tuple[FormCosts, Extracted]:
     """Search from the form that came in; return what was found, and the price of all forms with it."""
-    form = Form(costs, costs.given())
+    form = GraphForm(costs, costs.given())
     choice = (walk(form) if form.edits else form).within(costs.graph, costs.roots)
     both = FormCosts(costs.graph, costs.roots, costs.kept, costs.weights, frozen=costs.frozen)
     given = both.given()
