@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import weakref
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -306,7 +307,8 @@ def watched_runs() -> list[Any]:
     found = []
     for kind in (LstmLoop, RnnLoop):
         looped, x = optimise_loops(kind(2, 3)), torch.randn(4, 2, 2)
-        looped(x)
+        with patch.object(api.time, "thread_time", return_value=0.0):  # a kernel this small may be slower
+            looped(x)
         with watched() as seen:
             looped(x).sum().backward()
         assert len(seen) == 2
