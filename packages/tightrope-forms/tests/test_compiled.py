@@ -307,7 +307,7 @@ def test_refused_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_with(**options: Any) -> None:
         tightrope.compile(nn.Linear(2, 2), budget="1MB", **options)
 
-    with pytest.raises(TightropeError, match="True or False"):
+    with pytest.raises(TightropeError, match="one of exact, backtracking, restarts, agent"):
         compile_with(rewrite="yes")
     with pytest.raises(TightropeError, match="compile without rewrite=True"):
         compile_with(rewrite=True, verify="eager")
