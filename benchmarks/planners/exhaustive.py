@@ -9,26 +9,46 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import permutations
 
 from benchmarks.planners import cases
 from benchmarks.planners.question import Question, Row, Settings
 from tests import oracles
-from tests.plan import test_order, test_paging_search
-from tightrope.core import Limits
-from tightrope.lower import walked
+from tests.plan import test_paging_search
+from tightrope.core import Graph, Limits, TightropeError
+from tightrope.lower import lower, walked
 from tightrope.plan import Options
 from tightrope.plan.attention import TransformerShape, attention_cores, core_pairs
 from tightrope.plan.model import build
-from tightrope.plan.order import orders
 from tightrope.plan.paging.search import PagingKnobs, search_paged
-from tightrope.plan.precedence import reorder
-from tightrope.plan.schedule import expand
+from tightrope.plan.schedule import base_schedule, expand, restore
+from tightrope_planners.judge.reorder import in_base_order
+from tightrope_planners.orders.precedence import precedences, reorder
+from tightrope_planners.orders.search import orders
 from tightrope_planners.peers.mincut import backward_begin, cheapest_cut, pairs_of_cut
 from tightrope_planners.peers.mincut_prices import Prices
 from tightrope_planners.peers.poet import PoetKnobs, solve_poet
 from tightrope_planners.peers.selective import selective
 
 _CLOSE = 1e-6
+
+
+def topological(graph: Graph) -> Iterator[tuple[int, ...]]:
+    """Enumerate the orders that keep all precedences."""
+    before = precedences(graph)
+    for order in permutations(range(len(graph.ops))):
+        position = {op: at for at, op in enumerate(order)}
+        if all(position[u] < position[v] for v, earlier in enumerate(before) for u in earlier):
+            yield order
+
+
+def accepted(graph: Graph, order: tuple[int, ...]) -> bool:
+    """Ask the judge whether first runs in an order give the values of the base order."""
+    schedule = restore(base_schedule(reorder(graph, order)), order)
+    try:
+        return in_base_order(graph, lower(graph, schedule))[0] == reorder(graph, order)
+    except TightropeError:
+        return False
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -68,11 +88,11 @@ def _cut(seed: int, *, native: bool) -> str:
 
 def _order(seed: int) -> str:
     graph = oracles.random_graph(seed, num_ops=7)
-    peaks = [oracles.evaluate(reorder(graph, order), ())[0] for order in test_order.topological(graph)]
+    peaks = [oracles.evaluate(reorder(graph, order), ())[0] for order in topological(graph)]
     found = [
         oracles.evaluate(reorder(graph, order), ())[0]
         for order in orders(graph, min(peaks), Options(order="free"))
-        if test_order.accepted(graph, order)
+        if accepted(graph, order)
     ]
     return "equal" if found and min(found) == min(peaks) else "worse"
 

@@ -275,23 +275,6 @@ def test_an_unplaced_plan_is_judged_on_its_live_bytes(proved: list[tuple[Graph, 
     assert problems(graph, msgspec.structs.replace(plan, placed=True))
 
 
-def test_bounds_for_any_order_are_derived_for_any_order(proved: list[tuple[Graph, Plan]]) -> None:
-    for graph, plan in proved[1:3]:
-        free = proof(plan, order="free")
-        assert any(line.startswith("certificate: ") for line in problems(graph, free))
-    modest = proof(
-        plan,
-        order="free",
-        cover=None,
-        stages=None,
-        ns_bound=graph.base_ns,
-        lower_bound=0,
-        witness=-1,
-        proved=False,
-    )
-    assert problems(graph, modest) == []
-
-
 def test_stages_without_their_judge_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tightrope.judge.bound.installed", lambda _: {})
     graph = PAIR_USED_APART

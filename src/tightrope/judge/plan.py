@@ -28,11 +28,11 @@ from tightrope.core import (
 )
 from tightrope.core.codec import check_graph, check_plan
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
+from tightrope.core.plugins import absent, installed, loaded
 from tightrope.judge.bound import check_bound, check_time_bound
 from tightrope.judge.footprint import Walk
 from tightrope.judge.forecast import arena_used, check_forecast, check_limits, check_reasons
 from tightrope.judge.offsets import check_offsets
-from tightrope.judge.reorder import in_base_order
 from tightrope.judge.walk import walk_executable
 
 _LARGEST = 2**62
@@ -155,7 +155,9 @@ class _Bench:
 
 def _walk(graph: Graph, executable: Executable, machine: Machine | None, order: str) -> Walk:
     if order == "free":
-        graph, executable = in_base_order(graph, executable)
+        if not (entries := installed("tightrope.judges").get("order", ())):
+            raise JudgeError(f"certificate: {absent('the judge of other orders', 'planners')}")
+        graph, executable = loaded("the judge of orders", entries)(graph, executable)
     return walk_executable(graph, executable, machine)
 
 

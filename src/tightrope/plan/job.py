@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Plan, Step
+from tightrope.core.plugins import absent, installed, loaded
 from tightrope.native.solvers.solver import available
 from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
@@ -16,14 +17,11 @@ from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.cache import with_budget
 from tightrope.plan.cut import cut
 from tightrope.plan.engine import live_limit
-from tightrope.plan.joint import Ordering
 from tightrope.plan.model import Pair, pairs_of
-from tightrope.plan.options import Options, Watch
-from tightrope.plan.order import best_choice
-from tightrope.plan.precedence import restore
+from tightrope.plan.options import Options, Ordering, Watch
 from tightrope.plan.reasons import reasons
 from tightrope.plan.registry import PLANNERS, members
-from tightrope.plan.schedule import expand, useful
+from tightrope.plan.schedule import expand, restore, useful
 
 _ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
 """Searches and placements per planner: the greedy only has to bring a first plan early."""
@@ -272,9 +270,19 @@ class Job:
             raise KeyboardInterrupt
 
     def free_order(self) -> None:
-        """Find the order of first runs to plan in, with recomputations to begin from."""
+        """Find the order of first runs to plan in, with recomputations to begin from.
+
+        An entry point ``free`` of the group ``tightrope.orders`` is given the graph, the limit on live bytes
+        and the options. It returns a reordered ``graph``, its ``ordering``, ``pairs`` and their ``state``.
+
+        Raises:
+            TightropeError: nothing is installed that searches orders.
+        """
+        entries = installed("tightrope.orders").get("free", ())
+        if not entries:
+            raise absent("order='free'", "planners")
         limit = live_limit(self.asked, Limits(bytes=(self.budget,)))
-        choice = best_choice(self.asked, limit, self.options)
+        choice = loaded("the search of orders", entries)(self.asked, limit, self.options)
         self.graph, self.ordering = choice.graph, choice.ordering
         self.unplaced = choice.pairs if choice.state.excess == 0 else ()
 

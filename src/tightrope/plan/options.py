@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
+from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, OpId, Schedule
 from tightrope.plan.model import Pair
 
 _TELL_EVERY = 0.1
@@ -100,6 +100,9 @@ class Options:
     native: bool = True
     watch: Watch = field(default_factory=Watch)
 
+
+Ordering: TypeAlias = tuple[OpId, ...]
+"""Op of a graph at each position of a reordered one."""
 
 Planner: TypeAlias = Callable[[Graph, Machine | None, Limits, Options], Schedule]
 """A planner returns the best schedule it has; whether it fits the limits is for the caller to check."""

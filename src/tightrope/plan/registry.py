@@ -19,10 +19,10 @@ _WHERE: Final = {
     "given": "given:given",
     "greedy": "greedy:greedy",
     "anneal": "anneal:anneal",
-    "order": "order:order",
     "paging": "paging.search:paging",
 }
 KNOWN: Final = (
+    "order",
     "moccasin",
     "polish",
     "checkmate",

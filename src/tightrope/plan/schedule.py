@@ -13,7 +13,7 @@ Gaps        Frees happen between ops only, never inside one.
           +---+-----+-----------+---+--> runs
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tightrope.core import Compute, Free, Graph, Op, OpId, Schedule, Step, StepIndex, StorageId
 from tightrope.plan.model import Pair, again
@@ -130,3 +130,17 @@ def _steps(graph: Graph, runs: list[Op], last: dict[tuple[StorageId, int], int])
             steps.append(Compute(op.id, tuple(unread)))
         steps.extend(Free(storage) for storage in gone)
     return steps
+
+
+def restore(schedule: Schedule, order: Sequence[OpId]) -> Schedule:
+    """Name the ops of a schedule for a graph whose ops stand in another order as that graph does.
+
+    Args:
+        schedule: of the reordered graph.
+        order: op of the graph at each position.
+    """
+    steps = tuple(
+        Compute(order[step.op], step.drop) if isinstance(step, Compute) and step.op < len(order) else step
+        for step in schedule.steps
+    )
+    return Schedule(steps)

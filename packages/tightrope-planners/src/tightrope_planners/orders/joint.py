@@ -12,19 +12,17 @@ Gaps        Which copy a run reads is fixed during the order search. At most 64 
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final
 
 from tightrope.core import Bytes, Graph, OpId, StorageId
 from tightrope.native.solvers.solver import State
-from tightrope.native.solvers.solver_order import OrderSolver, OrderTables
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.engine import open_solver
 from tightrope.plan.model import Model, Pair, build
-from tightrope.plan.options import Options
-from tightrope.plan.precedence import precedences, reorder
+from tightrope.plan.options import Options, Ordering
 from tightrope.plan.schedule import useful
-
-Ordering: TypeAlias = tuple[OpId, ...]
+from tightrope_planners.orders.precedence import precedences, reorder
+from tightrope_planners.solvers.order import OrderSolver, OrderTables
 
 _MOVES_PER_RUN: Final = 2_000
 _HEAT: Final = 4.0

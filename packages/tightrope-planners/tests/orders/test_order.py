@@ -1,6 +1,5 @@
 """Orders of first runs: precedences against the judge, peaks and joint plans against brute force."""
 
-from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from random import Random
@@ -8,6 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
+from benchmarks.planners.exhaustive import accepted, topological
 from tests import oracles
 from tightrope.core import (
     Compute,
@@ -20,37 +20,20 @@ from tightrope.core import (
     Storage,
     TightropeError,
 )
-from tightrope.judge.reorder import in_base_order
 from tightrope.lower import lower, problems
 from tightrope.native.solvers.solver import available
-from tightrope.native.solvers.solver_order import OrderSolver
 from tightrope.plan import PLANNERS, Options, lower_bound, solve
 from tightrope.plan.engine import open_solver
-from tightrope.plan.joint import roll, unroll
 from tightrope.plan.model import build, pairs_of
-from tightrope.plan.order import list_order, orders, tables
-from tightrope.plan.precedence import precedences, reorder, restore
-from tightrope.plan.schedule import base_schedule
+from tightrope.plan.schedule import base_schedule, restore
+from tightrope_planners.judge.reorder import in_base_order
+from tightrope_planners.orders.joint import roll, unroll
+from tightrope_planners.orders.precedence import precedences, reorder
+from tightrope_planners.orders.search import list_order, orders, tables
+from tightrope_planners.solvers.order import OrderSolver
 
 needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
 FREE = Options(order="free")
-
-
-def topological(graph: Graph) -> Iterator[tuple[int, ...]]:
-    """Enumerate the orders that keep all precedences."""
-    before = precedences(graph)
-    for order in permutations(range(len(graph.ops))):
-        position = {op: at for at, op in enumerate(order)}
-        if all(position[u] < position[v] for v, earlier in enumerate(before) for u in earlier):
-            yield order
-
-
-def accepted(graph: Graph, order: tuple[int, ...]) -> bool:
-    schedule = restore(base_schedule(reorder(graph, order)), order)
-    try:
-        return in_base_order(graph, lower(graph, schedule))[0] == reorder(graph, order)
-    except TightropeError:
-        return False
 
 
 def without_hand_over(seed: int, num_ops: int) -> Graph:

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import msgspec
 
-from tightrope.core import Compute, Flag, Graph, OpId, Schedule, StorageId
+from tightrope.core import Flag, Graph, OpId, StorageId
 from tightrope.plan.model import again
 
 _IN_ORDER = Flag.RANDOM | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.OPAQUE
@@ -69,12 +69,3 @@ def reorder(graph: Graph, order: Sequence[OpId]) -> Graph:
     """
     ops = tuple(msgspec.structs.replace(graph.ops[op], id=position) for position, op in enumerate(order))
     return msgspec.structs.replace(graph, ops=ops)
-
-
-def restore(schedule: Schedule, order: Sequence[OpId]) -> Schedule:
-    """Name the ops of a schedule for ``reorder(graph, order)`` as ``graph`` does."""
-    steps = tuple(
-        Compute(order[step.op], step.drop) if isinstance(step, Compute) and step.op < len(order) else step
-        for step in schedule.steps
-    )
-    return Schedule(steps)

@@ -19,13 +19,13 @@ from dataclasses import replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StorageId
 from tightrope.native.solvers.solver import available
-from tightrope.native.solvers.solver_order import OrderSolver, OrderTables
 from tightrope.plan.engine import live_limit
-from tightrope.plan.joint import OrderedPairs, Ordering, choose, refine
 from tightrope.plan.model import Model, build
-from tightrope.plan.options import Options
-from tightrope.plan.precedence import precedences, restore
-from tightrope.plan.schedule import expand
+from tightrope.plan.options import Options, Ordering
+from tightrope.plan.schedule import expand, restore
+from tightrope_planners.orders.joint import OrderedPairs, choose, refine
+from tightrope_planners.orders.precedence import precedences
+from tightrope_planners.solvers.order import OrderSolver, OrderTables
 
 _HEATS = (1.0, 16.0, 4.0)
 """Start temperatures in units of the mean storage."""

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from tests.judge.families import FAMILIES
+from tests.judge.test_judge_certificate import proof, proved_plans
 from tests.oracles import parted
 from tests.plan.bound_oracle import plain_graph
 from tightrope.core import (
@@ -22,10 +23,10 @@ from tightrope.core import (
     Storage,
 )
 from tightrope.judge import walk_executable
-from tightrope.judge.reorder import in_base_order
 from tightrope.lower import lower, lowered, problems
 from tightrope.plan.assemble import assemble
 from tightrope.plan.schedule import base_schedule
+from tightrope_planners.judge.reorder import in_base_order
 
 
 def in_order(graph: Graph, order: list[int]) -> Executable:
@@ -134,3 +135,30 @@ def test_the_first_swap_that_changes_a_value_is_named() -> None:
     unchanged = lower(graph, base_schedule(graph))
     assert in_base_order(graph, unchanged) == (graph, unchanged)
     assert walk_executable(graph, unchanged).ns == 0
+
+
+def test_bounds_for_any_order_are_derived_for_any_order() -> None:
+    proved = proved_plans(4)
+    for graph, plan in proved[1:3]:
+        free = proof(plan, order="free")
+        assert any(line.startswith("certificate: ") for line in problems(graph, free))
+    modest = proof(
+        plan,
+        order="free",
+        cover=None,
+        stages=None,
+        ns_bound=graph.base_ns,
+        lower_bound=0,
+        witness=-1,
+        proved=False,
+    )
+    assert problems(graph, modest) == []
+
+
+def test_another_order_without_its_judge_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, plan = proved_plans(1)[0]
+    monkeypatch.setattr("tightrope.judge.plan.installed", lambda _: {})
+    (wrong,) = [line for line in problems(graph, proof(plan, order="free")) if "pip install" in line]
+    assert "tightrope[planners]" in wrong

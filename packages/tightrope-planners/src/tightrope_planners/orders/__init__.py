@@ -1,0 +1,1 @@
+"""Other orders of first runs, alone and joined with recomputation."""
