@@ -74,7 +74,8 @@ def solve(
         seed: of all random choices.
         progress: called at most about ten times a second.
         cache: plans known already, and where to keep this one.
-        order: of first runs: ``given`` = the base order, ``free`` = any that gives the same values.
+        order: of first runs: ``given`` = the base order, ``free`` = any that gives the same values (with
+            tightrope-planners).
         placed: whether allocations get addresses; without, the budget counts live bytes, as the
             literature does.
         bound: prove a bound on the time; None = only as far as it costs next to nothing.
