@@ -9,7 +9,7 @@ import torch
 from tightrope.capture.dynamo import environment
 from tightrope.native import processor as module
 from tightrope.price import Measured, PriceStore
-from tightrope.price.processor import processor
+from tightrope.price.device import processor
 
 Pretend = Callable[[str], None]
 

@@ -10,10 +10,9 @@ import torch
 
 from tightrope.capture import _probes, _torch
 from tightrope.capture._compiled import compile_with
-from tightrope.capture._eager import meta_as_cpu
+from tightrope.capture._eager import meta_as_cpu, mode_in_the_way, said_of
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
-from tightrope.capture.modes import mode_in_the_way, said_of
 from tightrope.capture.program import Program
 from tightrope.capture.relay import Layout, relay
 from tightrope.core import CaptureError, Graph, TightropeError

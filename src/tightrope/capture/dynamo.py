@@ -6,12 +6,13 @@ forward and backward. A plan may change later, so they are stubs that pass one *
 which the run hangs whatever its plan keeps. When autograd drops the graph, the token dies, and all of that.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 import torch.fx
@@ -35,20 +36,35 @@ from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.checkpoints import changed_in_checkpoints
 from tightrope.capture.ends import Choose, Ends, everything, foreseen
 from tightrope.capture.frugal import hold_less
-from tightrope.capture.inner import Activations, cut
+from tightrope.capture.inner import Activations, LeavingCall, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.second import prepare_backward, refuse_transformed
 from tightrope.capture.stubs import flat, never, stubs
 from tightrope.capture.typed import label, tensor_of
-from tightrope.capture.under_way import NOTHING, Later, UnderWay
-from tightrope.capture.uses import Uses
+from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
 from tightrope.core import CaptureError, Kind, TightropeError
 from tightrope.lower.remainder import loses_results
-from tightrope.price.device import accelerator, device_of
-from tightrope.price.processor import processor
+from tightrope.price.device import accelerator, device_of, processor
+
+Later: TypeAlias = tuple[Rest, GradientGroups | None, LeavingCall | None]
+"""What a backward has to know of its call."""
+
+NOTHING: Final[Later] = ([], None, None)
+
+
+class UnderWay(threading.local):
+    """What a call tells the node of autograd that it runs, and is told by it.
+
+    Attributes:
+        told: see `Later`.
+        token: what the forward returned last; what the backward keeps goes with it.
+    """
+
+    told: Later = NOTHING
+    token: torch.Tensor | None = None
 
 
 class Runner(Protocol):

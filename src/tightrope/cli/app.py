@@ -141,7 +141,8 @@ def plan(
     ],
     planner: Annotated[str, typer.Option(help="auto, or the name of one planner.")] = "auto",
     order: Annotated[
-        Order, typer.Option(help="First runs in the given order, or (tightrope-planners) any with the same values.")
+        Order,
+        typer.Option(help="First runs as given, or (tightrope-planners) in any valid order."),
     ] = Order.GIVEN,
     seconds: Annotated[
         float | None, typer.Option(callback=_positive, help="Seconds of search; default: by size.")

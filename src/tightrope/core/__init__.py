@@ -13,7 +13,6 @@ from tightrope.core.certificate import (
     StageCase,
     Stages,
 )
-from tightrope.core.conflict import Conflict
 from tightrope.core.errors import (
     BudgetSyntaxError,
     CaptureError,
@@ -109,7 +108,6 @@ __all__ = [
     "Choice",
     "Collective",
     "Compute",
-    "Conflict",
     "Copy",
     "Counter",
     "Cover",

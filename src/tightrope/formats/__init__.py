@@ -1,7 +1,6 @@
 """Graphs and logs in files: ours, and those of others that plug-ins read."""
 
-from tightrope.formats.read import load_source, read_source
-from tightrope.formats.source import NodeId, Source
+from tightrope.formats.read import NodeId, Source, load_source, read_source
 
 __all__ = [
     "NodeId",

@@ -21,9 +21,9 @@ from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import difference
 from tightrope.fuse.traced import function_of
 from tightrope.native.hook.allocator import Allocator
+from tightrope.price.device import processor
 from tightrope.price.kernels import Kernel, dtype_of
 from tightrope.price.measure import Measured, clock_here, measure
-from tightrope.price.processor import processor
 from tightrope.price.store import PriceStore
 
 Compiled: TypeAlias = CompiledLoops

@@ -12,11 +12,33 @@ Gaps        Without a proof the core says only that the placer found nothing in 
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from tightrope.core import Bytes, Conflict, TightropeError
-from tightrope.place.arguments import check_effort, check_whole
+from tightrope.core import Bytes, TightropeError
+from tightrope.place.options import check_effort, check_whole
 from tightrope.place.placer import Interval, Placement, place
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A small set of intervals that was not placed within a capacity.
+
+    Attributes:
+        core: indices of the intervals, ascending.
+        start: first instant at which one of them is alive.
+        end: first instant after all of them.
+        need: bytes that the core takes: its load where that exceeds the capacity, else the smallest
+            peak found for it.
+        proved: no placement of the core fits. Otherwise none was found.
+    """
+
+    core: tuple[int, ...]
+    start: int
+    end: int
+    need: Bytes
+    proved: bool
+
 
 _PROBES: Final = 200
 

@@ -1,8 +1,15 @@
-"""The placer's knobs."""
+"""The placer's knobs, and what is refused before anything is placed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
-from tightrope.native.solvers.packer import SWITCHES
+import numpy as np
+
+from tightrope.core import TightropeError
+from tightrope.core.arguments import check_seconds
+from tightrope.core.units import is_whole
+from tightrope.native.solvers.packer import SWITCHES, Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +68,39 @@ class PlaceOptions:
         """The switches as the native placer reads them."""
         assert tuple(field.name for field in fields(self)) == SWITCHES
         return sum(1 << position for position, name in enumerate(SWITCHES) if getattr(self, name))
+
+
+def check_whole(name: str, value: object) -> None:
+    """Refuse what is not a whole number of at least 0.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    if not is_whole(value) or value < 0:  # type: ignore[operator]
+        raise TightropeError(
+            f"{name} is {value!r:.60}: it must be a whole number, and it must not be negative."
+        )
+
+
+def check_effort(seconds: object, seed: object = 0) -> None:
+    """Refuse seconds that are not a number from 0 to a million, and a seed that is not a whole one.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    check_seconds("seconds", seconds, zero=True)
+    check_whole("seed", seed)
+
+
+def integers(values: Sequence[Any]) -> Integers:
+    """Turn whole numbers into an array; fractions are refused, not cut off.
+
+    Raises:
+        ValueError, TypeError, OverflowError: something is not a whole number of at most 62 bits.
+    """
+    table = np.array(values)
+    if table.dtype.kind == "O":  # beyond 64 bits, or rows of unequal length
+        return np.array(values, dtype=np.int64)
+    if table.size and table.dtype.kind not in "iu":
+        raise TypeError(f"{table.dtype} given")
+    return table.astype(np.int64)

@@ -24,9 +24,8 @@ import numpy as np
 
 from tightrope.core import Bytes, NativeError, Offset, TightropeError
 from tightrope.native.solvers.packer import METHODS, STATUSES, Integers, Packed, pack
-from tightrope.place.arguments import check_effort, check_whole, integers
 from tightrope.place.fallback import pack_in_python
-from tightrope.place.options import PlaceOptions
+from tightrope.place.options import PlaceOptions, check_effort, check_whole, integers
 from tightrope.place.overlap import first_overlap
 
 Interval: TypeAlias = tuple[Bytes, int, int]

@@ -1,4 +1,4 @@
-"""Greedy eviction, planned.
+"""Greedy eviction, planned; and the base order as it is.
 
 Idea        Walk the events of the base order; where bytes exceed the limit, give up the idle storage
             with the least score and run its producer again before its next reader. Do so for five
@@ -17,7 +17,7 @@ from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options, Watch
-from tightrope.plan.schedule import expand, useful
+from tightrope.plan.schedule import base_schedule, expand, useful
 
 _TIGHTER = (100, 97, 94, 90, 85)
 """Limits of the tries, percent: what a chain of recomputations needs later is not known when evicting."""
@@ -64,3 +64,9 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
             best, pairs = rank, solver.pairs()
         watch.tell("greedy eviction")
     return pairs
+
+
+def given(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
+    """Run every op once and free every storage right after its last reader."""
+    del machine, limits, options
+    return base_schedule(graph)

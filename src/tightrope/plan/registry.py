@@ -16,7 +16,7 @@ from tightrope.plan.options import Planner
 GROUP: Final = "tightrope.planners"
 
 _WHERE: Final = {
-    "given": "given:given",
+    "given": "greedy:given",
     "greedy": "greedy:greedy",
     "anneal": "anneal:anneal",
     "paging": "paging.search:paging",

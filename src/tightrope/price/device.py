@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from tightrope.core import ALIGNMENT, Bytes, Nanoseconds
+from tightrope.native.processor import described
 
 CPU: Final = torch.device("cpu")
 _SAVED: dict[int, torch.Tensor] = {}
@@ -148,3 +149,17 @@ def warm_up(device: torch.device) -> None:
             one = torch.ones(64, 64, device=device, dtype=dtype)
             torch.addmm(one[0], one, one)
             torch.bmm(one[None], one[None])
+
+
+def processor() -> str:
+    """Name the processor and the instructions that torch's kernels use on it.
+
+    Returns:
+        A name for people, a digest of what the system says of the processor, and torch's capability.
+
+    Example:
+        >>> processor()  # doctest: +SKIP
+        'AMD EPYC 5f0c1d22 AVX512'
+    """
+    name, digest = described()
+    return f"{name} {digest} {torch.backends.cpu.get_cpu_capability()}"

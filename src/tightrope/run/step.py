@@ -20,11 +20,11 @@ import torch
 
 from tightrope.capture import _torch
 from tightrope.capture._compiled import compile_with
+from tightrope.capture._eager import said_of
 from tightrope.capture.announce import GradientGroups
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
-from tightrope.capture.modes import said_of
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions

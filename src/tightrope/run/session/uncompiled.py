@@ -8,8 +8,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from tightrope.capture._eager import innermost_mode
-from tightrope.capture.modes import mode_in_the_way, said_of
+from tightrope.capture._eager import innermost_mode, mode_in_the_way, said_of
 from tightrope.run.base.state import state_of
 from tightrope.run.evict.level_e import block_is_open, end_if_done
 from tightrope.run.ledger.accounts import Accounts

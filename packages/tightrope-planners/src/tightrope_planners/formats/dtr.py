@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from tightrope.core import Flag, Graph, Kind, Op, Phase, PlanFileError, Storage, StorageId
 from tightrope.core.json_text import MAX_INT, parse_json, quote
-from tightrope.formats.source import Source
+from tightrope.formats.read import Source
 
 MAX_LINES: Final = 2_000_000
 _MAX_LINE: Final = 100_000

@@ -15,8 +15,7 @@ from typing import Any, Final, NoReturn
 
 from tightrope.core import Graph, Kind, Op, OpId, Phase, PlanFileError, Storage
 from tightrope.core.json_text import MAX_INT, check_values, parse_json, quote
-from tightrope.formats.read import is_node_link
-from tightrope.formats.source import NodeId, Source
+from tightrope.formats.read import NodeId, Source, is_node_link
 
 MAX_NODES: Final = 200_000
 MAX_LINKS: Final = 5_000_000

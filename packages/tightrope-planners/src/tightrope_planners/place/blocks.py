@@ -25,7 +25,7 @@ import numpy as np
 
 from tightrope.core import Bytes, NativeError, Offset, Space, TightropeError
 from tightrope.native.solvers.packer import Integers
-from tightrope.place.arguments import check_effort, check_whole
+from tightrope.place.options import check_effort, check_whole
 from tightrope.place.placer import LARGEST, WORK_PER_SECOND, Status, place
 from tightrope_planners.place.blocks_check import check_blocks
 from tightrope_planners.place.fallback_blocks import pack_blocks_in_python

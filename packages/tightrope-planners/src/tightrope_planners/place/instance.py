@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tightrope.core import Bytes, Offset, TightropeError
-from tightrope.place.arguments import check_effort, check_whole
-from tightrope.place.options import PlaceOptions
+from tightrope.place.options import PlaceOptions, check_effort, check_whole
 from tightrope.place.overlap import Rectangle, first_overlap
 from tightrope.place.placer import LARGEST, Interval, Placement, place
 from tightrope_planners.place.blocks import place_blocks

@@ -17,7 +17,7 @@ from typing import Final
 
 from tightrope.core import Bytes, Offset, TightropeError
 from tightrope.core.units import is_whole
-from tightrope.place.arguments import check_effort, check_whole
+from tightrope.place.options import check_effort, check_whole
 from tightrope.place.placer import Interval, Placement, checked_columns, place
 
 _RESTORES: Final = 64

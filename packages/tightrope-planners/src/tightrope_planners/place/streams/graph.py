@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tightrope.core import Bytes, OpId, StorageId, TightropeError
-from tightrope.place.arguments import integers
+from tightrope.place.options import integers
 from tightrope_planners.solvers.safety import Booleans, Integers, Issue
 
 _MAX_OPS: Final = 2**30

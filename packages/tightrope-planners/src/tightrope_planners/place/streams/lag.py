@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightrope.core import Bytes, InfeasibleError, OpId, format_bytes
-from tightrope.place.arguments import check_effort, check_whole
+from tightrope.place.options import check_effort, check_whole
 from tightrope_planners.place.streams.bound import LiveBound, heaviest, live_bound
 from tightrope_planners.place.streams.graph import StreamGraph
 from tightrope_planners.place.streams.relation import (

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tightrope.core import Bytes, NativeError, Offset, StorageId, TightropeError
-from tightrope.place.arguments import check_effort, check_whole, integers
+from tightrope.place.options import check_effort, check_whole, integers
 from tightrope.place.placer import Status
 from tightrope_planners.place.streams import fallback
 from tightrope_planners.place.streams.bound import live_bound
