@@ -158,10 +158,18 @@ def test_a_file_that_a_missing_plug_in_reads_says_what_to_install(
     assert line.endswith(f"reading {what} is part of tightrope-planners: pip install 'tightrope[planners]'.")
 
 
+def test_other_orders_of_a_missing_plug_in_say_what_to_install() -> None:
+    free = "solve(Graph((Op(0, 'a', 'a', creates=(0,)),), (Storage(0, 100),)), budget=128, order='free')"
+    done = process(f"{HIDE}\n{PLAN}\n{free}")
+    assert done.returncode == 1
+    said = "order='free' is part of tightrope-planners: pip install 'tightrope[planners]'."
+    assert done.stderr.splitlines()[-1] == f"tightrope.core.errors.TightropeError: {said}"
+
+
 def test_planners_of_the_core_plan_without_plug_ins() -> None:
     done = process(f"{HIDE}\n{PLAN}\nfor name in ('auto', *PLANNERS): name == 'paging' or plan(name){LEFT}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["128"] * 5 + ["[]"]
+    assert done.stdout.splitlines() == ["128"] * 4 + ["[]"]
 
 
 @pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
