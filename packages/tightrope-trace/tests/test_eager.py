@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
+from test_planned import BATCH, Net
 from torch.profiler import profile
 
-from tests.record.test_record import BATCH, Net
 from tightrope.price.profiler import cpu_profile
 from tightrope.record import dump, load
 from tightrope_trace import record_eager

@@ -6,8 +6,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_planned import Net
 
-from tests.record.test_record import Net
 from tightrope.core import EventPhase, Module, PlanFileError
 from tightrope.record import dump, load
 from tightrope_trace import annotate, parse_profile, tree_of
