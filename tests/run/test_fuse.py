@@ -40,9 +40,9 @@ from tightrope.lower.writes import written as written_over
 from tightrope.price.measure import Measured
 from tightrope.record.forecast import forecast
 from tightrope.run.compile import compiled_of
+from tightrope.run.execute.check import StretchCheck
 from tightrope.run.execute.contest import STEPS
 from tightrope.run.execute.prepared import Prepared
-from tightrope.run.execute.stretch_check import StretchCheck
 from tightrope.run.ledger.accounts import accounts
 
 ROWS, WIDTH = 512, 128
@@ -377,7 +377,7 @@ def test_only_want_of_memory_leaves_a_stretch_uncompared(
 
         return run
 
-    monkeypatch.setattr("tightrope.run.execute.stretch_check.function_of", fails)
+    monkeypatch.setattr("tightrope.run.execute.check.function_of", fails)
     monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program, allocator: True)
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     if error is ValueError:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import tightrope
 from tightrope.run.base.state import RandomStates, generators_in
 from tightrope.run.compile import compiled_of
-from tightrope.run.session.uncompiled import try_plain
+from tightrope.run.session.levels import try_plain
 
 _GLOBAL = random.Random(7)
 

@@ -10,7 +10,6 @@ from torch import nn
 import tightrope
 import tightrope.run.session.calls
 import tightrope.run.session.fused
-import tightrope.run.session.layouts
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, VerificationError
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
@@ -24,8 +23,8 @@ def _no_leftovers() -> None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take channels-last convolutions wherever there can be some."""
-    monkeypatch.setattr(tightrope.run.session.layouts, "_LEAST_GAIN", -1e9)
-    monkeypatch.setattr(tightrope.run.session.layouts, "_MOST_BYTES", 1e9)
+    monkeypatch.setattr(tightrope.run.session.fused, "_LAYOUT_GAIN", -1e9)
+    monkeypatch.setattr(tightrope.run.session.fused, "_LAYOUT_BYTES", 1e9)
 
 
 class Net(nn.Module):
@@ -139,7 +138,7 @@ def test_images_that_are_drawn_upon_stay() -> None:
 @pytest.mark.usefixtures("always")
 def test_another_computation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify="graph"` compares with the graph in the model's layouts, not with itself."""
-    traced = tightrope.run.session.layouts.faster_layout
+    traced = tightrope.run.session.fused.faster_layout
 
     def wrong(program: Program, *rest: object) -> Program | None:
         other = traced(program, *rest)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tightrope
-import tightrope.run.session.products
+import tightrope.run.session.fused
 from tightrope.core import InfeasibleError, VerificationError
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.price.kernels import onednn_missing
@@ -26,8 +26,8 @@ def _no_leftovers() -> Iterator[None]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give oneDNN every product that it can compute, whatever that takes."""
-    for name, value in (("_LEAST_GAIN", -1e9), ("_LEAST_GAIN_OF_ALL", -1e9), ("_MOST_BYTES", 1e9)):
-        monkeypatch.setattr(tightrope.run.session.products, name, value)
+    for name, value in (("_PRODUCT_GAIN", -1e9), ("_PRODUCTS_GAIN", -1e9), ("_PRODUCT_BYTES", 1e9)):
+        monkeypatch.setattr(tightrope.run.session.fused, name, value)
 
 
 def net() -> nn.Module:
@@ -76,7 +76,7 @@ def test_a_wrong_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slower_products_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tightrope.run.session.products, "_LEAST_GAIN", 1.0)
+    monkeypatch.setattr(tightrope.run.session.fused, "_PRODUCT_GAIN", 1.0)
     model = tightrope.compile(net(), budget="64MiB", fuse=True, progress=False)
     train(model, 1)
     assert tightrope.report(model).num_products == 0

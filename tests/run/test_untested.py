@@ -25,7 +25,7 @@ from tightrope.cli import doctor
 from tightrope.run.base.status import StatusLine
 from tightrope.run.compile import plan_small
 from tightrope.run.execute import untested
-from tightrope.run.session.by_name import graphs_of
+from tightrope.run.session.compiled import graphs_of
 
 NAMES = [(adapter, path) for adapter, paths in _probes.PROBES.items() for path in paths]
 

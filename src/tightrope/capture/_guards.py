@@ -95,14 +95,19 @@ def lost_derivative(module: torch.fx.GraphModule, codes: Collection[CodeType]) -
     return ""
 
 
+_TRANSFORMED: Final = tuple(
+    ask
+    for name in ("is_functorch_wrapped_tensor", "is_legacy_batchedtensor")
+    if (ask := getattr(torch._C._functorch, name, None)) is not None
+)
+
+
 def is_transformed(value: Any) -> bool:
     """Tell whether a value is a tensor of a transform of `torch.func`, which stands for others.
 
     Where torch has no such names none is told; `tightrope doctor` says that they are gone.
     """
-    names = ("is_functorch_wrapped_tensor", "is_legacy_batchedtensor")
-    found = (getattr(torch._C._functorch, name, None) for name in names)
-    return isinstance(value, torch.Tensor) and any(ask is not None and ask(value) for ask in found)
+    return isinstance(value, torch.Tensor) and any(ask(value) for ask in _TRANSFORMED)
 
 
 def run_as_it_is(reason: str) -> BaseException:

@@ -8,7 +8,7 @@ Guarantee   The same ops on the same values; sums inside of a kernel may be take
             are equal within rounding. What the caller hands over, and what it gets, is laid out as in eager.
 Complexity  One more trace of the call.
 Gaps        Inputs that something else reads too, as a normalization in the model does, stay as they are.
-            Whether it is faster is measured, not foreseen; see `tightrope.run.session.layouts`.
+            Whether it is faster is measured, not foreseen; see `tightrope.run.session.fused`.
 """
 
 import operator

@@ -9,7 +9,7 @@ Guarantee   The same products of the same values; sums inside of one may be take
 Complexity  One pass over the graph.
 Gaps        Products of two matrices of float32, with a row as bias or without: no batches of matrices, and
             not those inside of attention. Whether it is faster is measured, not foreseen; see
-            `tightrope.run.session.products`.
+            `tightrope.run.session.fused`.
 """
 
 from collections.abc import Collection

@@ -6,7 +6,7 @@ Idea        Every distinct program is compiled once, many at a time, and its cod
             was measured is kept too, so the next process compiles nothing that it will not run.
 Guarantee   A program that is offered gave the unfused results within `tightrope.fuse.tolerance`, in
             memory of its own, laid out as captured, on these inputs.
-Gaps        Made-up inputs are not the real ones; see `tightrope.run.execute.stretch_check`.
+Gaps        Made-up inputs are not the real ones; see `tightrope.run.execute.check`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -26,8 +26,7 @@ from tightrope.run.base.arguments import check_switches, check_verify, parse_bud
 from tightrope.run.base.status import StatusLine
 from tightrope.run.compile import host_of, plan_small
 from tightrope.run.execute.untested import cannot_capture, is_untried
-from tightrope.run.session.by_name import note_graph
-from tightrope.run.session.compiled import CompiledModel
+from tightrope.run.session.compiled import CompiledModel, note_graph
 from tightrope.run.session.unit import Settings
 
 VARIABLE = "TIGHTROPE_BUDGET"

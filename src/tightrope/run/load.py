@@ -37,13 +37,13 @@ from tightrope.core.ledger import Ledger, Row
 from tightrope.core.units import shown
 from tightrope.core.values import EMPTY
 from tightrope.judge import judge
-from tightrope.lower import planned, simulate
-from tightrope.native.hook.allocator import Allocator, Divergence
+from tightrope.lower import simulate
+from tightrope.native.hook.allocator import Divergence
 from tightrope.price.kernels import dtype_of, tensor_in
 from tightrope.run.base.arguments import check_verify
 from tightrope.run.execute.check import RecomputeCheck
 from tightrope.run.execute.emit import Code, emit
-from tightrope.run.execute.prepared import Proof, part_starts
+from tightrope.run.execute.prepared import Proof, part_starts, register
 from tightrope.run.ledger.accounts import accounts
 from tightrope.run.ledger.arenas import Arenas, trim_all
 from tightrope.run.ledger.headroom import ByLoop
@@ -170,7 +170,7 @@ class SavedStep:
         self._updates = _Settings(bundle, self._given) if bundle.updates else None
         self._arenas = Arenas(allocator) if allocator is not None else None
         self._starts, self._live, _ = part_starts(self.executable)
-        self._table = -1 if allocator is None else self._register(allocator)
+        self._table = -1 if allocator is None else register(self.executable, allocator)
 
     def __del__(self) -> None:
         arenas = self.__dict__.get("_arenas")
@@ -304,8 +304,7 @@ class SavedStep:
         self.observed.num_steps += 1
         self.proof.peak = self.observed.observed_peak
         if self._check is not None:
-            self.proof.checked, self.proof.num_parts = time.time(), len(self._bundle.outputs)
-            self.proof.num_again, self.proof.num_results = self._check.num_again, self._check.num_results
+            self.proof.note(self._check, "", len(self._bundle.outputs), over=True)
             self._check = None
 
     def _inputs(self, others: dict[str, torch.Tensor]) -> list[Any]:
@@ -343,14 +342,6 @@ class SavedStep:
                 one = self._fitting(f"tangent {position}", tangent, one)
             found.append(one)
         return found
-
-    def _register(self, allocator: Allocator) -> int:
-        served = planned(self.executable)
-        return allocator.register_plan(
-            [item.bytes for item in served],
-            [item.offset for item in served],
-            alignment=self.executable.spaces[ARENA].alignment,
-        )
 
 
 def _looks(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -19,9 +19,8 @@ from tightrope.run.execute.prepared import Proof
 from tightrope.run.execute.running import Running
 from tightrope.run.ledger.accounts import Accounts, accounts
 from tightrope.run.session.buckets import Bucket
-from tightrope.run.session.by_name import graphs_of
 from tightrope.run.session.calls import Calls
-from tightrope.run.session.compiled import CompiledModel
+from tightrope.run.session.compiled import CompiledModel, graphs_of
 from tightrope.run.session.equal_forms import form_of
 from tightrope.run.session.replay import Replay
 from tightrope.run.session.unit import LENT
@@ -78,19 +77,19 @@ class Report:
     why: str
     enforced: bool
     budget: Bytes
-    persistent: Bytes
-    arena: Bytes
-    outside: Bytes
-    forecast_peak: Bytes
-    observed_peak: Bytes
-    observed_total: Bytes
-    overhead: float
-    bound: Bytes
-    num_recomputed: int
-    verified: str
-    divergences: int
-    reasons: tuple[Reason, ...]
-    recomputed: tuple[tuple[str, str, int], ...]
+    persistent: Bytes = 0
+    arena: Bytes = 0
+    outside: Bytes = 0
+    forecast_peak: Bytes = 0
+    observed_peak: Bytes = 0
+    observed_total: Bytes = 0
+    overhead: float = 0.0
+    bound: Bytes = 0
+    num_recomputed: int = 0
+    verified: str = "nothing yet"
+    divergences: int = 0
+    reasons: tuple[Reason, ...] = ()
+    recomputed: tuple[tuple[str, str, int], ...] = ()
     planned: tuple[tuple[Graph, Plan], ...] = field(default=(), repr=False, compare=False)
     limit: Bytes = 0
     proofs: tuple[Proof, ...] = ()
@@ -199,21 +198,20 @@ class Report:
             *self._paged(),
             f"verified: {self.verified}",
         ]
-        if self.num_chunks:
-            lines.append(
-                f"the loss ran in {self.num_chunks} chunks of rows: sums over rows, as the gradient of its "
-                "weight, are added in another order, so results are equal within a tolerance"
-            )
-        if self.channels_last:
-            lines.append(
-                "convolutions worked channels-last, which takes less time here: their sums are taken in "
-                "another order, so results are equal within a tolerance"
-            )
-        if self.num_products:
-            lines.append(
-                f"oneDNN computed {self.num_products} matrix products, which takes less time here: their "
-                "sums are taken in another order, so results are equal within a tolerance"
-            )
+        chunks = (
+            f"the loss ran in {self.num_chunks} chunks of rows: sums over rows, as in its weight's gradient,"
+        )
+        faster = "which takes less time here: their sums"
+        others = (
+            (self.num_chunks, chunks),
+            (self.channels_last, f"convolutions worked channels-last, {faster}"),
+            (self.num_products, f"oneDNN computed {self.num_products} matrix products, {faster}"),
+        )
+        lines += [
+            f"{said} are taken in another order, so results are equal within a tolerance"
+            for ran, said in others
+            if ran
+        ]
         if self.form:
             lines.append(self.form)
         if self.unread:
@@ -287,10 +285,7 @@ def _compiled_report(compiled: CompiledModel) -> Report:
     if compiled.evicted is not None:
         return replace(_evicting(compiled.why, compiled.evicted), form=form_of(compiled.calls))
     if not compiled.calls.recent:
-        budget = compiled.calls.budget
-        return _empty(
-            "L1", _NOTHING, budget, enforced=compiled.accounts.budget_of(compiled) > 0
-        )  # fmt: skip
+        return Report("L1", _NOTHING, compiled.accounts.budget_of(compiled) > 0, compiled.calls.budget)
     found = planned_report(compiled.calls, compiled.why)
     return replace(found, bucket=compiled.buckets.text(), buckets=compiled.buckets.used())
 
@@ -299,60 +294,46 @@ def _together(reports: Sequence[Report]) -> Report:
     """Describe the graphs of one model that were planned one by one, as the backend by name gets them."""
     ran = [report for report in reports if report.planned] or list(reports)
     proofs = sorted((proof for report in ran for proof in report.proofs), key=lambda proof: proof.judged)
-    base_ns = sum(plan.forecast.base_ns for report in ran for _, plan in report.planned)
-    ns = sum(plan.forecast.ns for report in ran for _, plan in report.planned)
-    notes = [f"{len(ran)} graphs were planned one by one", *(report.why for report in ran)]
     return replace(
-        ran[0],
-        why="; ".join(dict.fromkeys(note for note in notes if note)),
+        _joined(ran, [f"{len(ran)} graphs were planned one by one", *(report.why for report in ran)]),
         persistent=max(report.persistent for report in ran),
-        hidden=max(report.hidden for report in ran),
-        arena=sum(report.arena for report in ran),
-        outside=sum(report.outside for report in ran),
-        forecast_peak=sum(report.forecast_peak for report in ran),
-        observed_peak=sum(report.observed_peak for report in ran),
         observed_total=max(report.observed_total for report in ran),
-        overhead=100 * (ns - base_ns) / base_ns if base_ns else 0.0,
-        bound=max(report.bound for report in ran),
-        num_recomputed=sum(report.num_recomputed for report in ran),
-        verified="; ".join(dict.fromkeys(report.verified for report in ran)),
         divergences=sum(report.divergences for report in ran),
-        reasons=tuple(reason for report in ran for reason in report.reasons),
-        recomputed=tuple(line for report in ran for line in report.recomputed),
-        planned=tuple(pair for report in ran for pair in report.planned),
         proofs=tuple(proofs),
         unlike_eager=tuple(dict.fromkeys(line for report in ran for line in report.unlike_eager)),
-        time=summed(report.time for report in ran),
         unread=tuple(what for report in ran for what in report.unread),
         form="; ".join(dict.fromkeys(report.form for report in ran if report.form)),
     )
 
 
-def _empty(level: str, why: str, budget: Bytes, *, enforced: bool) -> Report:
-    return Report(
-        level=level,
-        why=why,
-        enforced=enforced,
-        budget=budget,
-        persistent=0,
-        arena=0,
-        outside=0,
-        forecast_peak=0,
-        observed_peak=0,
-        observed_total=0,
-        overhead=0.0,
-        bound=0,
-        num_recomputed=0,
-        verified="nothing yet",
-        divergences=0,
-        reasons=(),
-        recomputed=(),
+def _joined(parts: Sequence[Report], notes: Sequence[str]) -> Report:
+    """Add up what graphs that were planned one by one take: their arenas and peaks are held together."""
+    forecasts = [plan.forecast for part in parts for _, plan in part.planned]
+    base_ns = sum(forecast.base_ns for forecast in forecasts)
+    extra_ns = sum(forecast.ns for forecast in forecasts) - base_ns
+    return replace(
+        parts[0],
+        why="; ".join(dict.fromkeys(note for note in notes if note)),
+        hidden=max(part.hidden for part in parts),
+        arena=sum(part.arena for part in parts),
+        outside=sum(part.outside for part in parts),
+        forecast_peak=sum(part.forecast_peak for part in parts),
+        observed_peak=sum(part.observed_peak for part in parts),
+        overhead=100 * extra_ns / base_ns if base_ns else 0.0,
+        bound=max(part.bound for part in parts),
+        num_recomputed=sum(part.num_recomputed for part in parts),
+        verified="; ".join(dict.fromkeys(part.verified for part in parts)),
+        reasons=tuple(reason for part in parts for reason in part.reasons),
+        recomputed=tuple(line for part in parts for line in part.recomputed),
+        planned=tuple(pair for part in parts for pair in part.planned),
+        time=summed(part.time for part in parts),
+        machine=next((part.machine for part in parts if part.machine is not None), None),
     )
 
 
 def _replaying(why: str, replayed: Replay) -> Report:
     return replace(
-        _empty("L0", why, replayed.budget, enforced=replayed.enforced),
+        Report("L0", why, replayed.enforced, replayed.budget),
         persistent=replayed.persistent,
         arena=replayed.arena,
         forecast_peak=replayed.forecast_peak,
@@ -366,7 +347,7 @@ def _replaying(why: str, replayed: Replay) -> Report:
 
 def _evicting(why: str, evicted: EvictedSteps) -> Report:
     found = replace(
-        _empty("E", why, evicted.budget, enforced=True),
+        Report("E", why, True, evicted.budget),
         persistent=evicted.persistent,
         arena=evicted.arena,
         share=evicted.given[0],
@@ -387,42 +368,21 @@ def _evicting(why: str, evicted: EvictedSteps) -> Report:
 
 
 def planned_report(calls: Calls, why: str = "") -> Report:
-    """Describe what ran last: one execution, or those of calls that were planned one by one.
-
-    Their arenas and peaks are held together, so they add up.
-    """
+    """Describe what ran last: one execution, or those of calls that were planned one by one."""
     parts = [_running_report(calls, running) for running in calls.recent]
-    first = parts[0]
     notes = [why, *(part.why for part in parts), calls.accounts.note, _norms(calls), calls.note]
     if len(parts) > 1:
         apart = calls.patterns.why_apart()
         because = f" ({apart})" if apart else ""
         notes.insert(1, f"{len(parts)} calls were planned one by one{because}")
-    forecasts = [running.prepared.plan.forecast for running in calls.recent]
-    base_ns = sum(forecast.base_ns for forecast in forecasts)
-    extra_ns = sum(forecast.ns for forecast in forecasts) - base_ns
     return replace(
-        first,
-        why="; ".join(dict.fromkeys(note for note in notes if note)),
+        _joined(parts, notes),
         observed_total=max(calls.observed_charged, calls.prospects.observed),
-        arena=sum(part.arena for part in parts),
-        outside=sum(part.outside for part in parts),
-        forecast_peak=sum(part.forecast_peak for part in parts),
-        observed_peak=sum(part.observed_peak for part in parts),
-        overhead=100 * extra_ns / base_ns if base_ns else 0.0,
-        bound=max(part.bound for part in parts),
-        num_recomputed=sum(part.num_recomputed for part in parts),
-        verified="; ".join(dict.fromkeys(part.verified for part in parts)),
         divergences=calls.num_divergences,
-        reasons=tuple(reason for part in parts for reason in part.reasons),
-        recomputed=tuple(line for part in parts for line in part.recomputed),
-        planned=tuple(pair for part in parts for pair in part.planned),
         proofs=proofs(calls),
         unlike_eager=_unlike_eager(calls),
-        time=summed(part.time for part in parts),
         unread=_unread(calls),
         form=form_of(calls),
-        machine=next((part.machine for part in parts if part.machine is not None), None),
         share=calls.prospects.asked,
         unplanned=calls.prospects.whole,
     )

@@ -48,8 +48,8 @@ from tightrope.run.execute.untested import cannot_capture
 from tightrope.run.ledger.accounts import Accounts, accounts
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.session.fused import faster_form
+from tightrope.run.session.levels import mode_left
 from tightrope.run.session.on_gpu import refuse_step_on_gpu
-from tightrope.run.session.uncompiled import mode_left
 from tightrope.run.session.unit import Settings
 from tightrope.run.session.units import ANOTHER_GRAPH
 from tightrope.run.session.whole_step import WholeStep

@@ -15,12 +15,13 @@ Gaps        Gathered parameters and gradients that are being summed are limited,
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from tightrope.capture._guards import overlapping
 from tightrope.core import Bytes, TightropeError
 
 _Call: TypeAlias = Callable[..., Any]
@@ -68,6 +69,26 @@ def shard_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The shard of a gathered parameter, whose memory comes and goes; None for every other tensor."""
     found = SHARD_OF.get(tensor) if SHARD_OF.data else None  # type: ignore[no-untyped-call]
     return None if found is None else found()
+
+
+def version_of(tensor: Any) -> tuple[int, int]:
+    """The version of a tensor, which rises with every change in place, and where its memory is.
+
+    The memory of a gathered parameter comes and goes: instead, the version of the shard that it is made of.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return 0, 0
+    shard = shard_of(tensor)
+    return int(tensor._version), tensor.data_ptr() if shard is None else int(shard._version)
+
+
+def lies_apart(value: Any, written: Sequence[torch.Tensor]) -> bool:
+    """Tell whether a tensor shares its memory with tensors that were written, and overlaps none of them."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    memory = value.untyped_storage().data_ptr()
+    same = [one for one in written if one.untyped_storage().data_ptr() == memory]
+    return bool(same) and not any(overlapping([value, one]) for one in same)
 
 
 class InsideHooks:

@@ -247,20 +247,20 @@ def prepare(
     executable, verdict = lowered(graph, plan, machine)
     proof = Proof(verdict.executable, cause, time.time(), time.perf_counter() - began)
     code = watch(emit(graph, executable, wrap=wrap, allow=allow, lease=lease))
-    served = planned(executable)
-    table = -1
-    if allocator is not None:
-        table = allocator.register_plan(
-            [item.bytes for item in served],
-            [item.offset for item in served],
-            alignment=executable.spaces[ARENA].alignment,
-        )
+    table = -1 if allocator is None else register(executable, allocator)
     starts, live, peaks = part_starts(executable)
     storage_of = _left_in(graph, executable)
     return Prepared(
         graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof,
         Paced(plan.fingerprint, plan.forecast, plain=wrap is None and lease is None), lease, machine,
     )  # fmt: skip
+
+
+def register(executable: Executable, allocator: Allocator) -> int:
+    """Hand the addresses of an executable to the hook; return their number."""
+    served = planned(executable)
+    sizes, offsets = [item.bytes for item in served], [item.offset for item in served]
+    return allocator.register_plan(sizes, offsets, alignment=executable.spaces[ARENA].alignment)
 
 
 def _left_in(graph: Graph, executable: Executable) -> tuple[StorageId, ...]:

@@ -24,12 +24,11 @@ from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Allocator, Divergence
 from tightrope.price.device import warm_up
-from tightrope.run.base.sharded import SHARD_OF
+from tightrope.run.base.sharded import SHARD_OF, lies_apart, version_of
 from tightrope.run.execute.check import RecomputeCheck
 from tightrope.run.execute.emit import Code
 from tightrope.run.execute.prepared import Prepared, Span
 from tightrope.run.execute.reference import Reference
-from tightrope.run.execute.versions import lies_apart, version_of
 from tightrope.run.ledger.accounts import Accounts, Observation
 from tightrope.run.ledger.arenas import Arenas
 from tightrope.run.ledger.kept_pages import freed_by

@@ -400,3 +400,24 @@ class CompiledModel:
         if self._inside_step and self.replay is not None:
             self._inside_step = False
             self.replay.__exit__(None, None, None)
+
+
+_BY_BACKEND: Final[list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]]] = []
+"""What ``torch.compile(model, backend="tightrope")`` compiled, and the parameters that its graphs train."""
+
+
+def note_graph(compiled: CompiledModel, parameters: Iterable[torch.Tensor]) -> None:
+    """Remember whose parameters a graph trains that came by way of ``torch.compile``'s backend."""
+    _BY_BACKEND[:] = [pair for pair in _BY_BACKEND if pair[0]() is not None]
+    _BY_BACKEND.append((weakref.ref(compiled), [weakref.ref(parameter) for parameter in parameters]))
+
+
+def graphs_of(model: torch.nn.Module) -> list[CompiledModel]:
+    """Find what belongs to each graph of a model that ``torch.compile`` handed to the backend by name."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    pairs = [(reference(), parameters) for reference, parameters in _BY_BACKEND]
+    return [
+        graph
+        for graph, parameters in pairs
+        if graph is not None and any(id(parameter()) in mine for parameter in parameters)
+    ]

@@ -1,24 +1,52 @@
 """The form in which a fused call takes least time: its layout, and the library of its products.
 
-Idea        A call is rewritten step by step, each step where measuring says so; see `layouts` and `products`.
+Idea        Kernels take channels-last images in less time on some nets, and in more on others; products
+            are faster by torch's own ops or by oneDNN. Where results need be equal within a tolerance only
+            (`fuse=True`), the call is traced both ways and the ops of both are measured. What takes less
+            time is planned.
 Guarantee   A budget that suffices for the call as captured suffices with ``fuse=True``: where no plan of the
-            rewritten call fits, the call as captured is planned.
+            rewritten call fits, the call as captured is planned. Random results lie as in the model's
+            layouts, so that the same elements are drawn. No product is given to a kernel that took more time.
+Complexity  One more trace, and prices of the ops that are not known.
+Gaps        Ops are compared one by one, not steps: what fusing gains in either layout may shift the balance.
+            oneDNN's kernel copies a transposed first matrix: products stay with torch's op, those with the
+            largest copies first, until the peak of the step with every op once hardly rises.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
+import msgspec
+import torch
+
+from tightrope.capture import measured
 from tightrope.capture._inductor import compiler_missing
+from tightrope.capture.products import with_onednn
 from tightrope.capture.program import Program
-from tightrope.core import InfeasibleError
+from tightrope.core import Bytes, CaptureError, Flag, Graph, InfeasibleError, Nanoseconds, Op
+from tightrope.lower import lower, simulate
 from tightrope.native.hook.allocator import Allocator
+from tightrope.plan import base_schedule
 from tightrope.run.base.status import StatusLine
 from tightrope.run.session.calls import Calls
 from tightrope.run.session.captured import Rewritten
 from tightrope.run.session.equal_forms import equal_form
-from tightrope.run.session.layouts import faster_layout
-from tightrope.run.session.products import faster_products
+
+_LAYOUT_GAIN: Final = 0.1
+"""Part of the time of all ops that another layout must save."""
+_LAYOUT_BYTES: Final = 1 / 16
+"""Part of the bytes of a step that it may take more: copies of gradients, that are measured alone in less
+time than they take in a step, where what they read has left the caches."""
+_PRODUCT_GAIN: Final = 0.1
+"""Part of the time of one product that another library must save."""
+_PRODUCTS_GAIN: Final = 0.01
+"""Part of the time of all ops that the choice must save."""
+_PRODUCT_BYTES: Final = 1 / 64
+"""Part of the bytes of a step that it may take more."""
+_SAID_AS_CAPTURED: Final = (CaptureError, InfeasibleError, torch.OutOfMemoryError)
+"""Errors that are said of the call as captured, if at all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,3 +115,110 @@ def _add_misfit(calls: Calls, program: Program, args: Sequence[Any], form: Faste
     if form.rewritten.equal:
         program.call.form = form.misfit
     return calls.add(program, args, form.misfit)
+
+
+def _measured(
+    program: Program,
+    other: Program,
+    real: Sequence[Any],
+    allocator: Allocator | None,
+    task: AbstractContextManager[Any],
+) -> tuple[Graph, Graph] | None:
+    """Measure the ops of two forms of a call; None where those of one cannot be."""
+    try:
+        with task as tick:
+            return (
+                measured(program, real, allocator, tick=tick).graph,
+                measured(other, real, allocator, tick=tick).graph,
+            )
+    except _SAID_AS_CAPTURED:
+        return None
+
+
+def faster_layout(
+    program: Program, real: Sequence[Any], allocator: Allocator | None, status: StatusLine
+) -> Program | None:
+    """Trace a call with channels-last convolutions; None where that is not faster, or cannot be.
+
+    Args:
+        program: with a backward, as captured.
+        real: what it is given.
+        allocator: the hook that records allocations.
+        status: where progress is shown.
+    """
+    if program.channels_last is None or not program.has_backward:
+        return None
+    try:
+        other = program.channels_last(real, program.start)
+    except _SAID_AS_CAPTURED:
+        return None
+    if other is None or _drawn(other) != _drawn(program):
+        return None
+    both = _measured(program, other, real, allocator, status.task("measuring ops in two layouts", 1))
+    if both is None:
+        return None
+    before, after = both
+    faster = time_of(after) < (1 - _LAYOUT_GAIN) * time_of(before)
+    return other if faster and peak_of(after) <= (1 + _LAYOUT_BYTES) * peak_of(before) else None
+
+
+def _drawn(program: Program) -> list[tuple[object, ...]]:
+    """How random results lie: generators fill memory in order, and draw other elements in another layout."""
+    drawn = (op for op in program.graph.ops if Flag.RANDOM in op.flags)
+    views = (result.view for op in drawn for result in op.results)
+    return [(view.shape, view.strides) for view in views]
+
+
+def time_of(graph: Graph) -> Nanoseconds:
+    """Add up what the ops of a measured graph take."""
+    return sum(op.ns for op in graph.ops)
+
+
+def peak_of(graph: Graph) -> Bytes:
+    """Find the most bytes that a measured graph needs at once with every op once."""
+    return simulate(lower(graph, base_schedule(graph))).peak
+
+
+def faster_products(
+    program: Program, real: Sequence[Any], allocator: Allocator | None, status: StatusLine
+) -> tuple[Program, int] | None:
+    """Give products to the faster of two libraries; None where that is torch's own, or nothing else fits.
+
+    Args:
+        program: as captured.
+        real: what it is given.
+        allocator: the hook that records allocations.
+        status: where progress is shown.
+
+    Returns:
+        The program, read again, and the number of products that oneDNN computes.
+    """
+    every = with_onednn(program)
+    if every is None:
+        return None
+    both = _measured(program, every, real, allocator, status.task("measuring products by two libraries", 1))
+    names = _chosen(*both) if both is not None else set()
+    made = with_onednn(program, names) if names else None
+    return None if made is None else (made, len(names))
+
+
+def _chosen(plain: Graph, every: Graph) -> set[str]:
+    """Choose the products that take less time in the second of two measured graphs, while bytes allow it."""
+    least, most = (1 - _PRODUCTS_GAIN) * time_of(plain), (1 + _PRODUCT_BYTES) * peak_of(plain)
+    pairs = zip(plain.ops, every.ops, strict=True)
+    faster = [other for one, other in pairs if other.ns < (1 - _PRODUCT_GAIN) * one.ns]
+    chosen = {op.id: op for op in faster if op.target != plain.ops[op.id].target}
+    while chosen:
+        made = msgspec.structs.replace(plain, ops=tuple(chosen.get(op.id, op) for op in plain.ops))
+        if time_of(made) >= least:
+            break
+        if peak_of(made) <= most:
+            return {op.name for op in chosen.values()}
+        largest = max(map(_copied, chosen.values()))
+        chosen = {number: op for number, op in chosen.items() if _copied(op) < largest}
+    return set()
+
+
+def _copied(op: Op) -> Bytes:
+    """Bytes of the temporaries of an op."""
+    return sum(allocation.bytes for allocation in op.allocations if allocation.storage < 0)

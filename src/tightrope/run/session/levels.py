@@ -11,9 +11,10 @@ Guarantee   Whichever road is taken, values are eager's as far as that road prom
 Gaps        The road is chosen by what can be done, not by a forecast of its time.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,7 +22,7 @@ import torch
 
 from tightrope.capture import _torch
 from tightrope.capture._compiled import compile_with, telling
-from tightrope.capture._eager import STANDING, num_modes
+from tightrope.capture._eager import STANDING, innermost_mode, mode_in_the_way, num_modes, said_of
 from tightrope.capture.dynamo import Host, make_backend
 from tightrope.capture.failures import fails_anyway, read_once, reason_of, untraceable
 from tightrope.core import CaptureError, InfeasibleError, format_bytes
@@ -29,10 +30,10 @@ from tightrope.run.base.never_called import note_call
 from tightrope.run.base.sharded import InsideHooks
 from tightrope.run.base.state import state_of
 from tightrope.run.base.weak import alive
-from tightrope.run.evict.level_e import against_eviction, block_is_open
+from tightrope.run.evict.level_e import against_eviction, block_is_open, end_if_done
 from tightrope.run.ledger.refusal import is_for_eviction
+from tightrope.run.ledger.room import RESERVE
 from tightrope.run.session.compiled import CompiledModel
-from tightrope.run.session.uncompiled import limited_alone, mode_left, try_plain
 
 _Call: TypeAlias = Callable[..., Any]
 
@@ -143,6 +144,60 @@ def attempt(
     if anyway:
         trial(*args, **kwargs)
     return None, reason
+
+
+_TOLD: Final["weakref.WeakSet[CompiledModel]"] = weakref.WeakSet()
+
+
+def mode_left() -> Any:
+    """End a block of level E in which nothing is under way; return a mode that is still in the way."""
+    if innermost_mode() is None:  # a block is one
+        return None
+    end_if_done()
+    return mode_in_the_way()
+
+
+def limited_alone(
+    mode: Any, compiled: CompiledModel, plain: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Call a model as it is, within the budget, inside of a mode that keeps torch from capturing.
+
+    It is said once. A budget in percent is held to from the first planned call on.
+    """
+    if compiled not in _TOLD:
+        _TOLD.add(compiled)
+        why = "level E (a call in the open block of another model)" if block_is_open() else said_of(mode)
+        warnings.warn(f"tightrope: {why}: it runs without a plan, within the limit.", stacklevel=4)
+    if isinstance(compiled.settings.budget, int):
+        compiled.accounts.hold_if_possible(compiled, compiled.settings.budget, 0, name=compiled.name)
+    return plain(*args, **kwargs)
+
+
+def try_plain(
+    model: "weakref.ref[torch.nn.Module]",
+    compiled: CompiledModel,
+    plain: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Call a model as it is, within the budget: running out says nothing about the call.
+
+    Buffers and random states are put back, unless the call fails: then they are as it left them.
+    """
+    owner, budget = model(), compiled.settings.budget
+    assert owner is not None
+    if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
+        return  # it cannot run, and is refused when the first graph is planned
+    try:
+        with torch.no_grad():
+            restore = state_of(owner, args, kwargs)
+            with suppress(torch.OutOfMemoryError):
+                plain(*args, **kwargs)
+            restore()
+    except BaseException:
+        compiled.refused()
+        raise
 
 
 _MAX_GRAPHS, _MAX_NEW = 64, 8
