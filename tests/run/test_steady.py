@@ -253,3 +253,30 @@ def test_a_step_of_two_forwards_goes_on_learning_from_what_the_caller_keeps(answ
     assert any(running.prepared.proof.num_again for running in calls.recent)  # planned as one, under pressure
     assert calls.num_divergences <= 1  # when the caller began to keep gradients
     assert any(answers)
+
+
+def test_an_output_stays_unread_where_an_output_of_an_earlier_call_is_returned_again() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            hidden = self.first(given)
+            return given, hidden, self.second(hidden)
+
+    torch.manual_seed(0)
+    model = Cell()
+    torch.manual_seed(0)
+    eager = Cell()
+    tightrope.compile(model, budget="64MiB", progress=False)
+    for step in range(5):
+        for one in (model, eager):
+            one.zero_grad()
+            _, _, out = one(torch.ones(4, 16))
+            for _ in range(2):
+                given, _, out = one(out)
+            (given.sum() + out.sum()).backward()
+        mine, theirs = ([p.grad for p in one.parameters()] for one in (model, eager))
+        assert all(map(torch.equal, mine, theirs)), step
+    assert set(tightrope.report(model).unread) == {"float32[4x16]"}

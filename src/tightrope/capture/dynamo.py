@@ -258,11 +258,16 @@ class CapturedCall:
             if token is not None and self.shares:
                 token.pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
             del token  # with it goes what the backward keeps
-            first: Any = getattr(outputs[0], "grad_fn", None) if outputs else None
-            if node is not None and isinstance(first, node):
-                first.set_materialize_grads(False)
-            else:
-                node = prepare_backward(outputs)
+            last: Any = None
+            for output in outputs:
+                made = getattr(output, "grad_fn", None)
+                if made is None or made is last:
+                    continue
+                if node is None or not isinstance(made, node):  # a view, or what comes from elsewhere
+                    node = prepare_backward(outputs) or node
+                    break
+                made.set_materialize_grads(False)
+                last = made
             return outputs if leaving is None else activations.hand_out(leaving, outputs, args)
 
         return call

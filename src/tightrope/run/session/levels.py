@@ -238,9 +238,10 @@ class Levels:
             if not compiled.measured.are_over():
                 return compiled.measured.run(plain, args, kwargs)
             compiled.settle(self._model)
-        reason = compiled.unable if compiled.unable or are_plain(args, kwargs) else read_once(args, kwargs)
-        if reason and compiled.level == "L1":
-            return self._without_graphs(reason, args, kwargs)
+        if compiled.level == "L1" and (compiled.unable or not are_plain(args, kwargs)):
+            reason = compiled.unable or read_once(args, kwargs)
+            if reason:
+                return self._without_graphs(reason, args, kwargs)
         if compiled.level == "L0" or compiled.evicted is not None:
             return compiled.unplanned(plain, args, kwargs)
         mode = mode_left() if num_modes() or STANDING else None

@@ -86,14 +86,14 @@ class Steady:
         self._accounts, self._verify = accounts, verify
         self._seen: Decided | None = None
         self.left = 0
-        self._places: tuple[Captured | None, list[int]] = None, []
+        self._places: dict[Captured, list[int]] = {}
 
     def unseen(self, one: Captured, args: Sequence[Any]) -> Sequence[Any]:
         """Which inputs of a call to look at: not what the model holds where it stood in the call before."""
-        places = one, [*map(_ADDRESS, one.own(args))]
-        if places == self._places:
+        places = [*map(_ADDRESS, one.own(args))]
+        if places == self._places.get(one):
             return one.others(args)
-        self._places = places
+        self._places[one] = places
         return args
 
     def drop(self) -> None:
