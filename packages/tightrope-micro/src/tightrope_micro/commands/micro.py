@@ -36,8 +36,8 @@ Examples:
 _StreamError = Annotated[
     float | None,
     typer.Option(
-        help="Of --integer: sums read 8 bits in place of 16 where the error of the result grows by at most "
-        "this share of it; default 0.01."
+        help="Of --integer: sums read 8 bits where the error of the result grows by at most this share; "
+        "default 0.01."
     ),
 ]
 _Kernels = tuple[str, bool, float | None]
