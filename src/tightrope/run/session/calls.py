@@ -176,9 +176,8 @@ class Calls:
             if self.waiting:
                 before = sum(pending.first == number for pending in self.waiting)
                 self.overlapped |= {one.turn.graph for one in self.waiting if one.first == number}
-            number = (
-                self.forms.expected(first, before) if before else self.forms.following.get((first, 0), first)
-            )
+            alone = self.forms.following.get((first, 0), first)
+            number = self.forms.expected(first, before) if before else alone
             one = self.captured[number]
             self.accounts.open_step(None)
             self.accounts.note_tensors(self.steady.unseen(one, args) if self.steady.left else args)
