@@ -6,7 +6,8 @@ Source      tensat (MLSys 2021), which found tree costs and greedy choices to re
 Guarantee   `Extracted.status` is "optimal" where HiGHS proved it. A choice has no circle, and is never worse
             than the input.
 Complexity  Exponential at worst; a second for hundreds of nodes. Circles are forbidden as they occur.
-Gaps        A view that is kept counts as what it looks into; bytes in flight are left to the planner.
+Gaps        Ops are priced on the layouts that came in, also where another form gives its own.
+            A view that is kept counts as what it looks into; bytes in flight are left to the planner.
 """
 
 import copy
