@@ -1,5 +1,6 @@
 """What a reader of standard error sees while something takes long."""
 
+import logging
 import re
 import shutil
 import time
@@ -30,6 +31,32 @@ def test_where_there_is_no_terminal_a_long_task_is_one_line_or_silent(
     said = capsys.readouterr()
     wanted = "tightrope: measuring ops (12) ...\ntightrope: planning for 1.00 MiB ...\n"
     assert (said.out, said.err) == ("", wanted if lines else "")
+
+
+def test_lines_are_records_of_a_logger_that_a_user_can_turn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[logging.LogRecord] = []
+    mine = logging.Handler()
+    monkeypatch.setattr(mine, "emit", seen.append)
+    logger = logging.getLogger("tightrope")
+    monkeypatch.setattr(logger, "handlers", [mine])
+    with StatusLine().planning(2**20, "first plan"):
+        pass
+    StatusLine(shown=False).say("nothing of this")
+    assert [(one.levelname, one.getMessage()[:36]) for one in seen] == [
+        ("INFO", "planning for 1.00 MiB (first plan) .")
+    ]
+    assert capsys.readouterr().err == ""
+    monkeypatch.undo()
+    logger.setLevel(logging.WARNING)
+    try:
+        StatusLine().say("not at this level")
+        assert capsys.readouterr().err == ""
+    finally:
+        logger.setLevel(logging.INFO)
+    StatusLine().say("a line")
+    assert capsys.readouterr().err == "tightrope: a line\n"
 
 
 def test_on_a_terminal_a_task_counts(capsys: pytest.CaptureFixture[str]) -> None:

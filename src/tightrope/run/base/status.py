@@ -1,9 +1,11 @@
 """Progress on anything that may take over two seconds.
 
 Where standard error is not a terminal a library writes one line per plan, a command one per task that has
-taken two seconds. Nothing of this draws a random number: rich does, when it is imported.
+taken two seconds. Lines are records of the logger ``tightrope``, at the level INFO; its handler writes them
+to standard error. Nothing of this draws a random number: rich does, when it is imported.
 """
 
+import logging
 import os
 import shutil
 import sys
@@ -11,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Final
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
 from tightrope.core.cache import cache_folder
@@ -24,6 +27,25 @@ _BUILT: set[object] = set()
 """Compilers and caches with which `build_native` was called: what fails is not tried at every model."""
 NO_LIMIT: Bytes = 2**50
 """Budgets from here on mean that none was asked for."""
+
+
+LOG: Final = logging.getLogger("tightrope")
+
+
+class _ToStandardError(logging.Handler):
+    """Writes a line to what is standard error by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it."""
+        sys.stderr.write(f"tightrope: {record.getMessage()}\n")
+        sys.stderr.flush()
+
+
+if not LOG.handlers:
+    LOG.addHandler(_ToStandardError())
+    LOG.propagate = False
+if LOG.level == logging.NOTSET:
+    LOG.setLevel(logging.INFO)
 
 
 class StatusLine:
@@ -45,7 +67,7 @@ class StatusLine:
             with _later(text) if self.lines and not self._planning else nullcontext():
                 yield
             return
-        self._show(text)
+        self._show(f"tightrope: {text}")
         try:
             yield
         finally:
@@ -62,7 +84,7 @@ class StatusLine:
     def task(self, text: str, total: int) -> Iterator[Callable[[int, int, str], None]]:
         """Show ``text`` with a count while the block runs; call the result with (done, total, what)."""
         last = time.monotonic()
-        with self._status(f"tightrope: {text}" + (f" ({total})" if total > 1 else "")):
+        with self._status(text + (f" ({total})" if total > 1 else "")):
 
             def tick(done: int, of: int, what: str) -> None:
                 nonlocal last
@@ -79,43 +101,38 @@ class StatusLine:
             with self.task(text, 1):
                 yield
             return
-        with _later(f"tightrope: {text}"):
+        with _later(text):
             yield
 
     def say(self, text: str) -> None:
         """Write one line, unless nothing is to be shown."""
         if not self.silent:
-            sys.stderr.write(f"tightrope: {text}\n")
+            LOG.info("%s", text)
 
     @contextmanager
     def planning(self, budget: Bytes, cause: str) -> Iterator[None]:
         """Say in one line that planning begins, why, and when it is over, how long it took.
 
-        The line is written on a terminal when planning is over, elsewhere as it comes.
+        It comes when planning is over, and where that is no terminal its beginning after two seconds, too.
         """
         began, result = time.perf_counter(), "stopped, "
-        start = f"tightrope: {_goal(budget)} ({cause}) ..."
-        if not self.silent and not self.shown:
-            sys.stderr.write(start)
-            sys.stderr.flush()
+        start = f"{_goal(budget)} ({cause})"
         self._planning = True
         try:
-            yield
+            with nullcontext() if self.silent or self.shown else _later(start):
+                yield
             result = ""
         except InfeasibleError:
             result = "refused, "
             raise
         finally:
             self._planning = False
-            if not self.silent:
-                spent = f" {result}{time.perf_counter() - began:.2f} s\n"
-                sys.stderr.write(start + spent if self.shown else spent)
-                sys.stderr.flush()
+            self.say(f"{start} ... {result}{time.perf_counter() - began:.2f} s")
 
     @contextmanager
     def search(self, budget: Bytes) -> Iterator[Callable[[SearchProgress], None]]:
         """Show the best plan so far while the search runs."""
-        with self._status(f"tightrope: {_goal(budget)}"):
+        with self._status(_goal(budget)):
 
             def report(now: SearchProgress) -> None:
                 found = "" if now.best_ns is None else f"best step {format_time(now.best_ns)}, "
@@ -127,7 +144,7 @@ class StatusLine:
 @contextmanager
 def _later(text: str) -> Iterator[None]:
     """Write a line once the block has taken two seconds."""
-    timer = threading.Timer(_PATIENCE, lambda: sys.stderr.write(f"{text} ...\n"))
+    timer = threading.Timer(_PATIENCE, LOG.info, ("%s ...", text))
     timer.daemon = True
     timer.start()
     try:

@@ -23,6 +23,7 @@ from tightrope.capture._eager import ops_shown, tensors_in, uncompiled, without_
 from tightrope.capture._torch import copied_without_values
 from tightrope.core import Bytes, round_up
 from tightrope.run.base.state import RandomStates, attributes_kept, state_of
+from tightrope.run.base.status import LOG
 from tightrope.run.ledger.headroom import Headroom
 
 _SPARE = 8
@@ -117,14 +118,15 @@ def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearsed | Non
                 if id(one) not in real and one.is_leaf and one.requires_grad
             ]
             return _taken(twin, its_args, its_kwargs, leaves)
-    except Exception:  # whatever code of the user raises where values are missing
-        pass
+    except Exception as error:  # whatever code of the user raises where values are missing
+        LOG.debug("a call is not rehearsed on shapes: %r", error)
     finally:
         random.restore()
     restore = state_of(model, args, kwargs)
     try:
         return _taken_on_values(model, args, kwargs)
-    except Exception:  # memory is short, or the call fails on its values too
+    except Exception as error:  # memory is short, or the call fails on its values too
+        LOG.debug("a call is not rehearsed on values: %r", error)
         return None
     finally:
         restore()
