@@ -16,6 +16,7 @@ from benchmarks.spine import BARS, frontier
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 from benchmarks.spine.cases import run_case
 from benchmarks.zoo import REGISTRY
+from tightrope.price.device import processor
 
 _PACKAGES = ("tightrope", "torch", "transformers", "numpy")
 
@@ -101,6 +102,7 @@ def _write(
         "settings": settings,
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "num_threads": 1,
+        "processor": processor(),
         "verdicts": verdicts,
         "bars": found,
     }
