@@ -16,7 +16,6 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._functorch import compile_utils
 from torch._subclasses import meta_utils
-from torch.multiprocessing import reductions
 from torch.utils import _foreach_utils
 
 import tightrope
@@ -45,7 +44,7 @@ class _Fixed(dict[Any, Any]):
 
 
 SABOTAGES: dict[str, tuple[Any, str, Any]] = {
-    "storages": (reductions.StorageWeakRef, "expired", lambda _: False),
+    "storages": (torch.UntypedStorage, "_expired", lambda _: False),
     "ops that run": (torch.utils._python_dispatch, "_get_current_dispatch_mode", lambda: None),
     "running backward": (torch._C, "_will_engine_execute_node", lambda _: False),
     "shapes without values": (_torch, "without_values", list),
