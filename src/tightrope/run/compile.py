@@ -124,8 +124,7 @@ def compile(
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
-        progress: show progress on standard error; default: on a terminal, elsewhere a line per plan
-            by the logger ``tightrope``.
+        progress: on a terminal by default; elsewhere a line per plan, by logger ``tightrope``, to stderr.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
         page_to: folder on a disk to which activations may be paged, where that is faster than computing
             them again; a second tier of ``machine`` limits the bytes there and says how fast it is.
