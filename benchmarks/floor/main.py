@@ -2,8 +2,8 @@
 
 A tiny budget is given; what the refusal names for such a loop is typed in, and so on, until five steps run: a
 refusal may name a second number for loops that drop their gradients before each forward. Every try is a new
-process. The loop without the library is counted op by op: by the allocator hook, and what kernels take and
-give back behind torch's allocator.
+process. The loop without the library takes what the allocator hook counts, and what kernels take behind
+torch's allocator, as it was measured under the budget.
 """
 
 import json
@@ -39,12 +39,13 @@ def row(seed: int) -> dict[str, Any]:
     one, budget = case(seed), _TINY
     whole = _alone(seed)
     tried: list[dict[str, Any]] = []
-    why, value = _alone(seed, budget)
+    why, value, hidden = _alone(seed, budget)
     while why and value > budget and len(tried) < _MOST_TRIES:
         budget = int(value)
-        why, value = _alone(seed, budget)
+        why, value, hidden = _alone(seed, budget)
         tried.append({"budget": budget, "stopped": why})
     found: dict[str, Any] = {"seed": seed, "net": one.name, "optimizer": one.optimizer, "drops": one.drops}
+    whole += hidden * bool(whole)
     return found | {"tried": tried, "works": not why, "used": 0.0 if why else value, "unplanned": whole}
 
 
