@@ -1,4 +1,4 @@
-"""U1, U4 and E1: fused plans beside Inductor at the bytes that Inductor needs.
+"""U1, U4 and E1: fused plans against Inductor at the bytes that Inductor needs.
 
 Inductor runs at several shares of the activation memory that it would keep; at the live peak of each,
 a plan is made, run op by op (L1) and fused (L2). Each is paired with plain eager, and each plan with

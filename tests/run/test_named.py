@@ -391,6 +391,16 @@ def test_a_loss_outside_is_named_with_the_state_that_is_to_come() -> None:
     assert budgets[-1] <= floor.unplanned(one)
 
 
+@pytest.mark.filterwarnings("ignore:tightrope. level")
+def test_a_loss_outside_of_pieces_that_is_larger_than_they_are_is_told_twice_at_most() -> None:
+    one, budget = case(934), 1 << 18  # pairs of all rows, wide; the shapes of the model tell nothing of them
+    said = [found := floor.train(one, budget)]
+    while found[0] and len(said) < 4:
+        said.append(found := floor.train(one, int(found[1])))
+    assert [why for why, *_ in said][-1] == ""
+    assert len(said) <= 3, said
+
+
 def test_a_backward_that_is_planned_anew_does_not_wait_for_itself() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
     tightrope.compile(model, budget="64MiB", progress=False)

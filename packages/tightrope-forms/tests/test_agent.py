@@ -15,11 +15,12 @@ from benchmarks.forms.branches import BranchedBlock
 from benchmarks.forms.search import best_known, net_costs
 from benchmarks.forms.terms import random_term
 from tightrope.core import TightropeError
+from tightrope.run.base.arguments import REWRITING
 from tightrope_forms.compiled import Solved, equal_part, rewritten_for_inference
 from tightrope_forms.rewrite import agent, substitute
 from tightrope_forms.rewrite.agent import EditPolicy, load_policy, save_policy, train, walked
 from tightrope_forms.rewrite.egraph import aten
-from tightrope_forms.rewrite.search import METHODS, backtracked, restarted, steepest
+from tightrope_forms.rewrite.search import backtracked, restarted, steepest
 from tightrope_forms.rewrite.substitute import GraphForm, searched
 
 
@@ -111,9 +112,12 @@ def test_what_is_no_policy_is_refused(written: bytes | None, tmp_path: Path) -> 
     path.write_text(json.dumps(found))
     with pytest.raises(TightropeError, match="not finite"):
         load_policy(path)
+    path.write_bytes(path.read_bytes() + b" " * (1 << 22))
+    with pytest.raises(TightropeError, match=r"it has \d+ bytes"):
+        load_policy(path)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", REWRITING)
 def test_every_method_merges_branches_for_inference(method: str) -> None:
     torch.manual_seed(0)
     model, x = BranchedBlock(16).eval(), torch.randn(1, 16, 20, 20)
@@ -145,7 +149,7 @@ class Gated(nn.Module):
         return x.sum()
 
 
-@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("method", REWRITING[1:])
 def test_a_training_step_is_planned_in_the_form_that_a_search_found(method: str) -> None:
     torch.manual_seed(0)
     model, x = Gated(), torch.randn(128, 64)

@@ -28,6 +28,15 @@ def overlapping(tensors: Sequence[torch.Tensor], symbolic: bool = False) -> set[
     return found
 
 
+def lies_apart(value: Any, written: Sequence[torch.Tensor]) -> bool:
+    """Tell whether a tensor shares its memory with tensors that were written, and overlaps none of them."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    memory = value.untyped_storage().data_ptr()
+    same = [one for one in written if one.untyped_storage().data_ptr() == memory]
+    return bool(same) and not any(overlapping([value, one]) for one in same)
+
+
 def _rows_meet(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Tell whether rows of two matrices of one memory meet: rows lie equally far apart in both."""
     first, second = sorted((one, other), key=lambda tensor: tensor.storage_offset())

@@ -56,7 +56,7 @@ class PageCounts(Struct, frozen=True):
 
 
 class NetText(Struct, frozen=True):
-    """What inference needs beside its plan.
+    """What inference needs in addition to its plan.
 
     Attributes:
         texts: file name -> text, of constants and kernels that were made for the net.

@@ -15,13 +15,12 @@ Gaps        Gathered parameters and gradients that are being summed are limited,
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tightrope.capture._guards import overlapping
 from tightrope.core import Bytes, TightropeError
 
 _Call: TypeAlias = Callable[..., Any]
@@ -80,15 +79,6 @@ def version_of(tensor: Any) -> tuple[int, int]:
         return 0, 0
     shard = shard_of(tensor)
     return int(tensor._version), tensor.data_ptr() if shard is None else int(shard._version)
-
-
-def lies_apart(value: Any, written: Sequence[torch.Tensor]) -> bool:
-    """Tell whether a tensor shares its memory with tensors that were written, and overlaps none of them."""
-    if not isinstance(value, torch.Tensor):
-        return False
-    memory = value.untyped_storage().data_ptr()
-    same = [one for one in written if one.untyped_storage().data_ptr() == memory]
-    return bool(same) and not any(overlapping([value, one]) for one in same)
 
 
 class InsideHooks:

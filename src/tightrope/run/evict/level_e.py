@@ -238,6 +238,8 @@ class EvictedSteps:
         if self.unplanned and whole + whole // GAPS > self.budget:  # else what stays splits the arena
             named = min(named, whole + whole // GAPS)
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
+        if more:
+            why = f"it allows this request, and {more} bytes of what comes after it, which was not seen yet"
         return f"Try {said(named)} next: {why}.", named
 
     def _ledger(self, budget: Bytes) -> Ledger:

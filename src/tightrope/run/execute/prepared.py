@@ -79,11 +79,8 @@ class Proof:
     def note(self, check: RecomputeCheck, reference: str, num_parts: int, *, over: bool) -> None:
         """Note what was checked in so many parts, and what they were compared with; ``over`` = in all."""
         self.num_parts = max(self.num_parts, num_parts)
-        self.num_again, self.num_results, self.fused = (
-            check.num_again,
-            check.num_results,
-            str(check.stretches),
-        )
+        self.num_again, self.num_results = check.num_again, check.num_results
+        self.fused = str(check.stretches)
         self.reference = reference or self.reference
         self.checked = time.time() if over else self.checked
 

@@ -18,13 +18,14 @@ from typing import Any, Final, TypeVar, cast
 
 import torch
 
+from tightrope.capture._guards import lies_apart
 from tightrope.core import Bytes, Graph, Nanoseconds, StorageId, TightropeError, View
 from tightrope.lower import Groups
 from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Allocator, Divergence
 from tightrope.price.device import warm_up
-from tightrope.run.base.sharded import SHARD_OF, lies_apart, version_of
+from tightrope.run.base.sharded import SHARD_OF, version_of
 from tightrope.run.execute.check import RecomputeCheck
 from tightrope.run.execute.emit import Code
 from tightrope.run.execute.prepared import Prepared, Span

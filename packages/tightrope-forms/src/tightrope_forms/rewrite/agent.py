@@ -32,6 +32,7 @@ _BATCH, _EPOCHS, _MINIBATCH = 10, 4, 16  # of episodes, rounds, forms; as X-RLfl
 _GAMMA, _LAMBDA, _CLIP, _ENTROPY, _VALUE, _NORM, _KL = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5, 0.05
 _RATE: Final = 2e-3
 _REWARD: Final = 10.0
+_LARGEST_FILE: Final = 1 << 22  # a policy has about 34,000 numbers
 
 
 class Sight(NamedTuple):
@@ -275,11 +276,13 @@ def load_policy(path: str | Path) -> EditPolicy:
     """Read a policy.
 
     Raises:
-        TightropeError: it is none, or of other sizes.
+        TightropeError: it is none, of other sizes, or larger than any policy.
     """
     made = EditPolicy()
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+        if (size := Path(path).stat().st_size) > _LARGEST_FILE:
+            raise ValueError(f"it has {size} bytes")
+        found = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, list[Any]])
         made.load_state_dict({name: torch.tensor(one, dtype=torch.float32) for name, one in found.items()})
     except (OSError, msgspec.MsgspecError, TypeError, ValueError, RuntimeError) as error:
         raise TightropeError(f"{path} is no policy of rewriting: {error!s:.200}") from error

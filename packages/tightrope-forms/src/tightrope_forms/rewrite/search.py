@@ -14,16 +14,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from tightrope.core import TightropeError
+from tightrope.run.base.arguments import REWRITING
 from tightrope_forms.rewrite.agent import load_policy, walked
 from tightrope_forms.rewrite.substitute import GraphForm
 
 Walk: TypeAlias = Callable[..., GraphForm]
 """Searches from a form, until an ``end`` in time."""
-METHODS: Final = ("exact", "backtracking", "restarts", "agent")
-"""Of rewriting; ``exact`` is extraction from an e-graph."""
 
 
 def steepest(form: GraphForm, *, end: float = math.inf) -> GraphForm:
@@ -79,14 +78,14 @@ def walk_of(method: str, policy: str | Path | None = None) -> Walk | None:
     """Return how a method searches, or None where it extracts.
 
     Args:
-        method: one of `METHODS`.
+        method: one of `REWRITING`; ``exact`` is extraction from an e-graph.
         policy: a file of `save_policy`, for the agent; without one it learns on each form that it is given.
 
     Raises:
         TightropeError: there is no such method or policy.
     """
-    if method not in METHODS:
-        raise TightropeError(f"method={method!r:.40}: choose from {', '.join(METHODS)}.")
+    if method not in REWRITING:
+        raise TightropeError(f"method={method!r:.40}: choose from {', '.join(REWRITING)}.")
     if policy is not None and method != "agent":
         raise TightropeError(f"method={method!r} reads no policy={str(policy)!r:.200}: use method='agent'.")
     if method == "exact":
