@@ -246,7 +246,7 @@ def test_a_refusal_names_little_more_than_what_the_first_steps_took() -> None:
 
 def test_a_step_that_runs_again_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    budget = accounts().charged() + (5 << 19)  # in bytes: a percentage is also of what other tests left
+    budget = accounts().charged() + (4 << 20)  # in bytes: a percentage is also of what other tests left
     dropping(budget)
     monkeypatch.setattr("tightrope.run.evict.level_e._MOST_AGAIN", 1e-6)
     with pytest.raises(tightrope.OutOfBudgetError, match="what ran again took"):

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -36,6 +37,13 @@ from tightrope_forms.values.loops import LoopProgram, LoopTerm
 
 pytest.importorskip("islpy", reason="an extra: pip install tightrope-forms[loops]")
 pytestmark = pytest.mark.filterwarnings("ignore:tightrope")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_time_passes() -> Iterator[None]:
+    """Kernels of loops as small as these may be slower than the loops."""
+    with patch.object(api.time, "thread_time", return_value=0.0):
+        yield
 
 
 def flat(made: Any) -> tuple[Tensor, ...]:
@@ -73,6 +81,18 @@ def test_sizes_with_remainders(steps: int, batch: int, inputs: int, hidden: int)
     looped(x)
     assert not looped.said
     compare(net, looped, x)
+
+
+def test_a_kernel_that_is_slower_is_not_taken() -> None:
+    net, x = LstmLoop(2, 3), torch.randn(4, 2, 2)
+    looped = LoopedModule(net)
+    with (
+        patch.object(api.time, "thread_time", side_effect=(k**2 for k in range(1000))),
+        pytest.warns(RuntimeWarning, match="its kernel is slower"),
+    ):
+        assert torch.equal(looped(x), net(x))
+    assert looped.said[0].startswith("its kernel is slower: ")
+    assert torch.equal(looped(x), net(x))
 
 
 def test_double_precision_is_as_close() -> None:
@@ -307,8 +327,7 @@ def watched_runs() -> list[Any]:
     found = []
     for kind in (LstmLoop, RnnLoop):
         looped, x = optimise_loops(kind(2, 3)), torch.randn(4, 2, 2)
-        with patch.object(api.time, "thread_time", return_value=0.0):  # a kernel this small may be slower
-            looped(x)
+        looped(x)
         with watched() as seen:
             looped(x).sum().backward()
         assert len(seen) == 2
