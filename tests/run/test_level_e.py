@@ -219,7 +219,7 @@ def test_a_budget_too_small_is_a_typed_error_and_a_larger_one_is_right() -> None
 def test_a_budget_to_try_leaves_an_arena_for_the_request_beside_what_splits_it() -> None:
     budget = 8 << 20
     weight = nn.Parameter(torch.zeros(1 << 18))
-    told: Any = SimpleNamespace(to_try=lambda _: ("", ByLoop()), hidden=1000)
+    told: Any = SimpleNamespace(to_try=lambda _: ("", ByLoop()), hidden=1000, older=0)
     steps = EvictedSteps(budget, [weight], told, None)  # type: ignore[arg-type]
     steps.persistent = 1 << 20
     steps.arena = steps._arena_at(budget)

@@ -392,13 +392,26 @@ def test_a_loss_outside_is_named_with_the_state_that_is_to_come() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:tightrope. level")
-def test_a_loss_outside_of_pieces_that_is_larger_than_they_are_is_told_twice_at_most() -> None:
-    one, budget = case(934), 1 << 18  # pairs of all rows, wide; the shapes of the model tell nothing of them
+@pytest.mark.parametrize("seed", [934, 984])
+def test_a_loss_outside_of_pieces_that_is_larger_than_they_are_is_told_twice_at_most(seed: int) -> None:
+    one, budget = case(seed), 1 << 18  # pairs of all rows, wide; the shapes of the model tell nothing of them
     said = [found := floor.train(one, budget)]
     while found[0] and len(said) < 4:
         said.append(found := floor.train(one, int(found[1])))
     assert [why for why, *_ in said][-1] == ""
     assert len(said) <= 3, said
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level")
+@pytest.mark.parametrize("seed", [969, 979])
+def test_what_is_named_for_pieces_is_no_more_than_the_loop_takes_without_a_plan(seed: int) -> None:
+    gc.collect()
+    one = case(seed)
+    why, named, _ = floor.train(one, 1 << 18)
+    assert why.startswith("InfeasibleError")
+    gc.collect()
+    assert named <= floor.unplanned(one)
+    assert floor.train(one, int(named))[0] == ""
 
 
 def test_a_backward_that_is_planned_anew_does_not_wait_for_itself() -> None:

@@ -86,6 +86,10 @@ struct Hook final : c10::Allocator {
         if (state->evicting != nullptr && state->evicting->serves()) {
           state->grow_evicting(static_cast<Bytes>(bytes));
           pointer = state->evicting->allocate(static_cast<Bytes>(bytes));
+          if (pointer == nullptr) {
+            state->grow_evicting(static_cast<Bytes>(bytes), true);
+            pointer = state->evicting->allocate(static_cast<Bytes>(bytes));
+          }
           if (pointer == nullptr) break;
         } else {
           pointer = state->allocate(static_cast<Bytes>(bytes));

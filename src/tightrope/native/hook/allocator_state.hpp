@@ -86,9 +86,10 @@ class State : public Ledger<Arena> {
     return next_id++;
   }
 
-  // Lets the arena of an eviction grow into what was freed outside of it since it was opened.
-  void grow_evicting(Bytes bytes) {
-    const Bytes room = std::min(evicting->charged_at_most, limit) - stats.charged;
+  // Lets the arena of an eviction grow into what was freed outside of it since it was opened, or, where nothing
+  // else helps, to the limit.
+  void grow_evicting(Bytes bytes, bool to_limit = false) {
+    const Bytes room = (to_limit && evicting->charged_at_most > 0 ? limit : std::min(evicting->charged_at_most, limit)) - stats.charged;
     if (room <= 0) return;
     Arena& arena = *arenas.at(evicting->of_state);
     const Bytes size = evicting->arena().missing(bytes, std::min(room, arena.mapped - arena.bytes));

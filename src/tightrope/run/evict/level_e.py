@@ -85,7 +85,7 @@ class EvictedSteps:
         self._block: Eviction | None = None
         self._own = [weakref.ref(one) for one in parameters]
         self._thread = threading.current_thread()
-        self._depth = self._other_inputs = 0
+        self._depth = self._other_inputs = self._held_then = 0
         self.unplanned = given[1]
         self._warned = self._has_failed = False
         self._awaited = Awaited()
@@ -145,7 +145,8 @@ class EvictedSteps:
         self._depth = 0
         _SERVING.discard(self)
         self._kernels.watched()
-        self.unplanned = max(self.unplanned, self._spare + block.most_in_all)
+        if (found := self._whole(block)) > self.unplanned:
+            self.unplanned, self._held_then = found, self.persistent
         try:
             block.__exit__(None if error is None else type(error), error, None)
         finally:
@@ -233,8 +234,12 @@ class EvictedSteps:
             notes = if_dropping(ledger, shapes.dropping, shapes.keeping)
             return " ".join([f"Try {said(shapes.keeping)}: {why}.", *notes]), shapes.keeping
         more = CallerSoFar(0, 0, 0).after(asked) - asked if shapes.keeping and not self._may_end else 0
+        if more and not wants_eviction(self._accounts, allows + more, ""):  # nothing is dropped at level 0
+            allows = max(allows, self._accounts.likely.keeping + asked)
         named = max(allows, self.unplanned) + more
-        whole = max(self.unplanned, self._spare + last.most_in_all + asked)
+        # the first step neither kept gradients nor began with an optimizer's state
+        grown = max(self.persistent - self._held_then, 0) if self._held_then else 0
+        whole = max(self.unplanned + grown, self._whole(last) + asked)
         if self.unplanned and whole + whole // GAPS > self.budget:  # else what stays splits the arena
             named = min(named, whole + whole // GAPS)
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
@@ -251,6 +256,10 @@ class EvictedSteps:
     def _spare(self) -> Bytes:
         """Bytes of the budget that neither the arena nor anything else got when the last block began."""
         return self.budget - self.arena - self.persistent
+
+    def _whole(self, block: Eviction) -> Bytes:
+        """Bytes of the budget that would have kept all tensors of a block."""
+        return self._spare + self._accounts.older + block.most_in_all
 
     def _arena_at(self, budget: Bytes) -> Bytes:
         return self._ledger(budget).room() // 64 * 64

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tightrope.core import Bytes, Graph, InfeasibleError, Kind, TightropeError, format_bytes
+from tightrope.core import Bytes, Graph, InfeasibleError, Kind, TightropeError, format_bytes, round_up
 from tightrope.core.ledger import KindOfRow, Ledger, Row, Since, When
 from tightrope.core.values import EMPTY
 from tightrope.run.ledger.room import CAPTURE_SLACK, FIRST_TRY, HELD, RESERVE
@@ -128,6 +128,7 @@ def with_loop(
     assumed: bool = True,
     gradients: Bytes = 0,
     summed: Bytes = 0,
+    spare: bool = True,
 ) -> Ledger:
     """Add the rows of the training loop around a plan.
 
@@ -141,6 +142,7 @@ def with_loop(
         assumed: whether no optimizer is known, so that it is that of AdamW.
         gradients: bytes of gradients that may stay until the next step.
         summed: bytes of gradients of one backward while those of another are added to them.
+        spare: whether the loop may keep more scalars than one, and a capture leaves something.
     """
     seen = When.RUN | When.BETWEEN
     return ledger.plus(
@@ -150,8 +152,8 @@ def with_loop(
         Row("optimizer state", state, *_STATE[assumed], since=Since.LATER),
         Row("gradients kept by the loop", gradients, "forecast", moment=seen, since=Since.KEPT),
         Row("gradients that are added up", summed, "forecast", moment=seen, since=Since.LATER),
-        Row("scalars kept by the loop", _SCALARS, "guess", since=Since.LATER),
-        Row("left by a capture", CAPTURE_SLACK - _SCALARS, "guess", since=Since.KEPT),
+        Row("scalars kept by the loop", _SCALARS if spare else round_up(1), "guess", since=Since.LATER),
+        Row("left by a capture", (CAPTURE_SLACK - _SCALARS) * spare, "guess", since=Since.KEPT),
     )
 
 

@@ -259,20 +259,21 @@ class Prospects:
             expected, held = self.expected(), self.accounts.charged()
             state = 0 if expected.assumed else self.future.update().state
             room = Room(self.budget, held, state, expected.update, hidden=self.accounts.hidden)
-            rows = partial(with_loop, room.ledger(), state=expected.assumed)
-            loop = rows(gradients=expected.gradients)
-            one = rows(gradients=min(expected.gradients, self.future.largest))
 
-            def named(forward: Bytes, step: Bytes) -> ByLoop:
+            def named(room: Room, gradients: Bytes, forward: Bytes, step: Bytes, *, spare: bool) -> ByLoop:
                 # old gradients are gone before the backward, or new ones are added to them one by one
+                rows = partial(with_loop, room.ledger(), state=expected.assumed, spare=spare)
+                loop, one = rows(gradients=gradients), rows(gradients=min(gradients, self.future.largest))
                 keeping = max(loop.needed(forward), one.needed(step))
                 return ByLoop(keeping, loop.needed(step, keeps_gradients=False))
 
-            self.accounts.note_enough(self, named(taken.enough_forward, taken.enough))
+            whole = named(room, expected.gradients, taken.enough_forward, taken.enough, spare=True)
+            self.accounts.note_enough(self, whole)
             evicting = self.future.gradients + taken.evicting if expected.gradients else 0
             kept = taken.seen - taken.seen // _EVICTED * (taken.seen > _MANY * taken.evicting)
-            likely = max(kept, min(evicting, taken.seen))
-            self.accounts.note_likely(self, named(taken.forward, likely))
+            likely, bare = max(kept, min(evicting, taken.seen)), replace(room, left_behind=RESERVE)
+            plain = named(bare, self.future.gradients, taken.forward, likely, spare=False)
+            self.accounts.note_likely(self, plain)
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
         """Name a budget for a graph of which an op does not fit alone: that of its given order."""

@@ -38,8 +38,8 @@ class Rehearsed(NamedTuple):
     Attributes:
         seen: of storages that are alive at once.
         enough: with what stands for kernels, a guess at a loss, and gaps between addresses.
-        forward: of storages that are alive at once in the call and the loss alone, a guess at that in it.
-        enough_forward: the same with what stands for kernels, and gaps between addresses.
+        forward: of storages that are alive at once in the call alone, with gradients of its outputs.
+        enough_forward: the same with what stands for kernels, a guess at a loss, and gaps between addresses.
         evicting: a guess at what eviction needs at once.
     """
 
@@ -144,10 +144,10 @@ def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearse
         trained = [output for output in outputs if output.requires_grad]
     sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]
     large = [size for size, output in zip(sizes, trained, strict=True) if output.dim()]
-    loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
+    least, loss = _with_losses(counter.live, large, sizes)
     gradients = sum(round_up(one.nbytes) for one in model.parameters() if one.requires_grad)
     backward = counter.live + gradients + _BACKWARD * counter.largest
-    forward, most = max(counter.peak, loss), max(counter.most, loss)
+    forward, most = max(counter.peak, least), max(counter.most, loss)
     backward *= bool(trained)
     seen, enough = max(counter.peak, backward), _spread(max(most, backward))
     return Rehearsed(seen, enough, forward, _spread(most), counter.evicting)
@@ -164,13 +164,19 @@ def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Ten
         trained = [output for output in outputs if output.requires_grad]
         sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]
         large = [size for size, output in zip(sizes, trained, strict=True) if output.dim()]
-        loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
-        forward, most = max(counter.peak, loss), max(counter.most, loss)
+        least, loss = _with_losses(counter.live, large, sizes)
+        forward, most = max(counter.peak, least), max(counter.most, loss)
         if trained and leaves:
             tangents = [torch.empty_like(output) for output in trained]
             torch.autograd.backward(trained, tangents, inputs=leaves)
     enough = _spread(max(counter.most, most))
     return Rehearsed(counter.peak, enough, forward, _spread(most), counter.evicting)
+
+
+def _with_losses(live: Bytes, large: list[Bytes], sizes: list[Bytes]) -> tuple[Bytes, Bytes]:
+    """Add the gradients of outputs of such sizes alone, and a generous guess at a loss, to what is alive."""
+    headroom = Headroom(sum(large), sum(sizes))
+    return live + headroom.needed, live + headroom.wanted
 
 
 def _spread(most: Bytes) -> Bytes:
