@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages import CORE, package_of, packages, plugins, project
+from tests.packages import CORE, distributions, libraries, package_of, packages, plugins, project
 
 SOURCE = CORE
 FILES = sorted(SOURCE.rglob("*.py"))
-OF_PLUGINS = [file for plugin in plugins() for file in sorted(package_of(plugin).rglob("*.py"))]
+OF_PLUGINS = [file for plugin in distributions() for file in sorted(package_of(plugin).rglob("*.py"))]
 ORDER = (
     "core",
-    "draw",
     "formats",
     "native",
     "judge",
@@ -34,7 +33,7 @@ ORDER = (
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
 RUNTIME = ("base", "ledger", "execute", "verify", "evict", "session")
 """Rooms of ``run/``: each may import those before it."""
-TORCH_FREE = ("core", "draw", "formats", "lower", "place", "plan")
+TORCH_FREE = ("core", "formats", "lower", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
 
 
@@ -117,12 +116,15 @@ def test_the_core_imports_no_plug_in() -> None:
     assert not {file.name for file in FILES if any(top.startswith("tightrope_") for top in tops(file))}
 
 
-@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
-def test_a_plug_in_imports_the_core_and_itself(plugin: Path) -> None:
+@pytest.mark.parametrize("plugin", distributions(), ids=lambda plugin: plugin.name)
+def test_a_plug_in_imports_the_core_itself_and_what_plug_ins_share(plugin: Path) -> None:
     package = package_of(plugin)
     assert package.name == plugin.name.replace("-", "_") == project(plugin)["name"].replace("-", "_")
     files = sorted(package.rglob("*.py"))
-    assert {top for file in files for top in tops(file) if top.startswith("tightrope_")} <= {package.name}
+    needed = {name.partition("==")[0] for name in project(plugin)["dependencies"]}
+    shared = {package_of(one).name for one in libraries() if one.name in needed}
+    used = {top for file in files for top in tops(file) if top.startswith("tightrope_")} - {package.name}
+    assert used == shared
     commands = f"{package.name}.commands"
     inside = [file for file in files if not file.is_relative_to(package / "commands")]
     for file in inside:

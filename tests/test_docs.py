@@ -17,13 +17,13 @@ import pytest
 
 import tightrope
 from tests.api_reference import reference
-from tests.packages import ROOT, packages, plugins
+from tests.packages import ROOT, distributions, packages
 from tightrope.capture._torch import reset_dynamo
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONAL = {"accelerate", "lightning", "peft", "transformers"}
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"]
-PAGES += [page for plugin in plugins() if (page := plugin / "README.md").is_file()]
+PAGES += [page for plugin in distributions() if (page := plugin / "README.md").is_file()]
 
 
 def modules() -> list[str]:

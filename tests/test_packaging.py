@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages import CORE, ROOT, package_of, plugins, project
+from tests.packages import CORE, ROOT, distributions, package_of, plugins, project
 from tightrope.core.version import VERSION
 
 PACKAGE = CORE
@@ -66,30 +66,35 @@ def test_what_is_no_python_is_there_to_be_shipped() -> None:
     assert {".py", ".cpp", ".hpp", ".toml", ".typed"} <= kinds
 
 
-@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
-def test_a_plug_in_has_the_version_of_the_core_and_is_an_extra_of_it(plugin: Path) -> None:
+@pytest.mark.parametrize("plugin", distributions(), ids=lambda plugin: plugin.name)
+def test_a_distribution_has_the_version_of_the_core(plugin: Path) -> None:
     own, core = project(plugin), project(ROOT)
     assert own["version"] == VERSION
-    assert f"tightrope=={VERSION}" in own["dependencies"]
+    ours = [name for name in own["dependencies"] if name.startswith("tightrope")]
+    assert ours in ([f"tightrope=={VERSION}"], [f"tightrope=={VERSION}", f"tightrope-shared=={VERSION}"])
     assert {key: own[key] for key in ("license", "requires-python", "authors")} == {
         key: core[key] for key in ("license", "requires-python", "authors")
     }
     assert (plugin / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    extras = core["optional-dependencies"]
-    extra = plugin.name.removeprefix("tightrope-")
-    assert [name.partition("[")[0] for name in extras[extra]] == [plugin.name]
-    assert f"tightrope[{extra}]" in extras["all"]
     assert "dev" in own["optional-dependencies"], "the Makefile installs it"
 
 
 @pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_a_plug_in_is_an_extra_of_the_core(plugin: Path) -> None:
+    extras = project(ROOT)["optional-dependencies"]
+    extra = plugin.name.removeprefix("tightrope-")
+    assert [name.partition("[")[0] for name in extras[extra]] == [plugin.name]
+    assert f"tightrope[{extra}]" in extras["all"]
+
+
+@pytest.mark.parametrize("plugin", distributions(), ids=lambda plugin: plugin.name)
 def test_a_wheel_of_a_plug_in_holds_its_package_and_nothing_else(plugin: Path, tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="builds as `pip install` does, without the network")
     made = printed(sys.executable, "-c", BUILD.format("wheel"), plugin, tmp_path).split()[-1]
     names = set(zipfile.ZipFile(tmp_path / made).namelist())
     assert {name for name in names if ".dist-info/" not in name} == shipped(package_of(plugin))
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert any(name.endswith("entry_points.txt") for name in names)
+    assert any(name.endswith("entry_points.txt") for name in names) == (plugin in plugins())
 
 
 @pytest.mark.slow

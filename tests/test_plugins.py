@@ -1,6 +1,7 @@
 """Plug-ins are found by entry points: without one the core works, and its commands say what to install."""
 
 import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tightrope
-from tests.packages import CORE, package_of, plugins, project
+from tests.packages import CORE, libraries, package_of, plugins, project
 from tightrope import record
 from tightrope.cli.plugins import GROUP, KNOWN
 from tightrope.formats import read
@@ -202,6 +203,9 @@ def installed(plugin: Path) -> bool:
 
 def test_all_plug_ins_of_the_checkout_are_installed() -> None:
     missing = [f"packages/{plugin.name}" for plugin in plugins() if not installed(plugin)]
+    missing += [
+        f"packages/{one.name}" for one in libraries() if not importlib.util.find_spec(package_of(one).name)
+    ]
     assert not missing, f"pip install {' '.join(f'-e {name}' for name in missing)}"
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from tightrope.core import Nanoseconds
-from tightrope.plan.cp import ConstraintProgram, Worker
 from tightrope_assign.fit import FittingItems, assign
 from tightrope_assign.tables.problem import Part, TableProblem
+from tightrope_shared.cp import ConstraintProgram, Worker
 
 
 def additive(problem: TableProblem, parts: Sequence[Part]) -> list[list[Nanoseconds]]:

@@ -24,7 +24,6 @@ from benchmarks.assign.torchrec_peer import torchrec_plan, torchrec_refusal
 from benchmarks.micro.rows import Row
 from tightrope.core import InfeasibleError, JudgeError
 from tightrope.native.processor import described
-from tightrope.plan.cp import Worker
 from tightrope_assign.judge.tables import check_table_plan
 from tightrope_assign.lookups.bench import LookupBench, collect, made_up_tables, measured_by
 from tightrope_assign.lookups.learn import fit_costs
@@ -39,6 +38,7 @@ from tightrope_assign.tables import (
 )
 from tightrope_assign.tables.greedy import by_key
 from tightrope_assign.tables.problem import Part, TableProblem
+from tightrope_shared.cp import Worker
 
 SECONDS: Final = 120
 """CPU time of the collection."""

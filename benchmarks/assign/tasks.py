@@ -21,7 +21,6 @@ from rich.console import Console
 from benchmarks.assign.cases import Case, has_saga, made_up, of_saga, oracles, saga_pairs, workflows
 from benchmarks.micro.rows import Row
 from tightrope.core import InfeasibleError, JudgeError
-from tightrope.plan.cp import Worker
 from tightrope_assign.fit import fitting
 from tightrope_assign.judge.tasks import check_task_plan
 from tightrope_assign.tasks import Cluster, TaskOptions, TaskPlan, place_tasks
@@ -34,6 +33,7 @@ from tightrope_assign.tasks.problem import TaskProblem, task_problem
 from tightrope_assign.tasks.search import better_start, improve
 from tightrope_assign.tasks.simulate import makespan, simulate
 from tightrope_assign.tasks.train import random_hosts
+from tightrope_shared.cp import Worker
 
 NUM_SAGA: Final = 200
 NUM_WORKFLOWS: Final = 50

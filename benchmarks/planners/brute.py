@@ -16,12 +16,12 @@ from tests.plan.brute import Brute
 from tests.plan.sequences import chain, measure
 from tightrope.core import Graph, Limits
 from tightrope.plan import PLANNERS, Options
-from tightrope.plan.cp import Worker
 from tightrope.plan.model import Model, Pair, build, pairs_of
 from tightrope_planners.peers.checkmate import CheckmateKnobs, checkmate_pairs
 from tightrope_planners.peers.dtr import DtrKnobs, dtr_runs
 from tightrope_planners.peers.moccasin import MoccasinKnobs, moccasin_pairs
 from tightrope_planners.peers.treewidth import Recursion, TreewidthKnobs
+from tightrope_shared.cp import Worker
 
 Solver: TypeAlias = Callable[[Graph, Model, int], tuple[Pair, ...] | None]
 """Finds re-runs within a limit of arena bytes; None = says that there are none."""

@@ -7,10 +7,10 @@ import msgspec
 
 from tests.judge.families import random_graph
 from tightrope.core import Flag, Graph, Op, Phase, Storage
-from tightrope.plan.attention import TransformerShape
 from tightrope.plan.model import Model
 from tightrope_planners.peers.mincut_prices import Prices
 from tightrope_planners.peers.recovery import recovery
+from tightrope_shared.attention import TransformerShape
 
 LAYER_OPS = 10
 

@@ -18,7 +18,6 @@ from tests.plan import test_paging_search
 from tightrope.core import Graph, Limits, TightropeError
 from tightrope.lower import lower, walked
 from tightrope.plan import Options
-from tightrope.plan.attention import TransformerShape, attention_cores, core_pairs
 from tightrope.plan.model import build
 from tightrope.plan.paging.search import PagingKnobs, search_paged
 from tightrope.plan.schedule import base_schedule, expand, restore
@@ -29,6 +28,7 @@ from tightrope_planners.peers.mincut import backward_begin, cheapest_cut, pairs_
 from tightrope_planners.peers.mincut_prices import Prices
 from tightrope_planners.peers.poet import PoetKnobs, solve_poet
 from tightrope_planners.peers.selective import selective
+from tightrope_shared.attention import TransformerShape, attention_cores, core_pairs
 
 _CLOSE = 1e-6
 

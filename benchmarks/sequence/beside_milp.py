@@ -19,9 +19,9 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.micro.rows import Row
 from benchmarks.sequence.sizes import Rank
 from tightrope.core import DeviceLink, Graph, Machine, OpId, Phase, Schedule, Tier
-from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence import Division, Stack, capture_rank, layers_again, priced, schedule_of
 from tightrope_ranks.sequence.policies import ops_again
+from tightrope_shared.attention import TransformerShape
 
 MODELS: Final = (
     TransformerShape(s=256, b=4, h=256, a=8, layers=8),

@@ -11,7 +11,6 @@ from torch import distributed
 
 from benchmarks.micro.rows import Row
 from benchmarks.sequence.ranks import on_ranks
-from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence import (
     Division,
     Stack,
@@ -24,6 +23,7 @@ from tightrope_ranks.sequence import (
     saved_bytes,
     schedule_of,
 )
+from tightrope_shared.attention import TransformerShape
 
 SHAPES: Final = ((64, 2, 128, 4), (128, 1, 64, 8))
 """s, b, h, a."""

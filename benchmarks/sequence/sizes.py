@@ -14,7 +14,6 @@ from tightrope.core import DeviceLink, Graph, InfeasibleError, Machine, Phase, S
 from tightrope.lower import lower, simulate
 from tightrope.lower.simulate import Figures
 from tightrope.plan import solve
-from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence import (
     Division,
     capture_rank,
@@ -28,6 +27,7 @@ from tightrope_ranks.sequence import (
     saved_bytes,
     schedule_of,
 )
+from tightrope_shared.attention import TransformerShape
 
 SIZES: Final = {"22B": (64, 6144, 4), "175B": (96, 12288, 1), "530B": (128, 20480, 1), "1T": (160, 25600, 1)}
 """a, h, b."""

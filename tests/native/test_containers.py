@@ -23,13 +23,13 @@ pytestmark = [
 NO_COMPILER: Final = {"CXX": "/no/compiler"}
 USERS: Final = count(30_001)
 TOUCH: Final = """
-from tightrope.native.solvers.solver import available
+from tightrope.native.interface import missing
 from tightrope.plan.kept import plans_folder
 from tightrope.price import Measured, PriceStore
 from tightrope.run.ledger.accounts import accounts
 
 found["enforced"] = accounts().allocator is not None
-available()
+missing("solver")
 prices = PriceStore((("row", "of a test"),))
 prices.put("op", Measured(1))
 prices.save()

@@ -6,13 +6,10 @@ import pytest
 import oracles
 from tightrope.core import Flag, Graph, Limits, Op, Storage
 from tightrope.lower import problems
-from tightrope.native.solvers.solver import available
 from tightrope.plan import PLANNERS, Options, solve
 from tightrope.plan.engine import open_solver
 from tightrope.plan.layers import KEPT, Layers, copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import build, pairs_of
-
-needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
 
 
 def residual(num_layers: int, *, dropout: bool = False, skip: bool = False) -> Graph:
@@ -122,7 +119,6 @@ def test_limits_are_scaled_by_bytes_per_layer() -> None:
     assert share(whole, small, whole // 2, short) < small * 0.6
 
 
-@needs_compiler
 @pytest.mark.parametrize("percent", [75, 50])
 def test_copied_plans_are_as_fast_as_searched_ones(percent: int) -> None:
     graph = residual(40)
@@ -139,7 +135,6 @@ def test_copied_plans_are_as_fast_as_searched_ones(percent: int) -> None:
     assert times[0] <= 1.02 * times[1]
 
 
-@needs_compiler
 def test_plans_of_layered_graphs_pass_the_judge() -> None:
     graph = residual(48, dropout=True)
     plan = solve(graph, budget=solve(graph, budget=2**40).forecast.total * 3 // 4)

@@ -5,7 +5,6 @@ import pytest
 import oracles
 from tightrope.core import Allocation, Compute, Free, Graph, Limits, Op, Schedule, Storage
 from tightrope.lower import charged_sizes, lower, outside_flags, timeline, walked
-from tightrope.native.solvers.solver import available
 from tightrope.place import place
 from tightrope.plan import Options, base_schedule
 from tightrope.plan.anneal import anneal
@@ -75,7 +74,6 @@ def test_reserves_of_earlier_cuts_stay() -> None:
     assert max(len(op.allocations) for op in second.ops) == 3
 
 
-@pytest.mark.skipif(not available(), reason="no C++ compiler")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_schedule_for_the_cut_graph_is_valid_and_leaves_the_reserve_free(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=14)

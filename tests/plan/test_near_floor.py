@@ -8,12 +8,10 @@ import pytest
 
 from tests import oracles
 from tightrope.core import Bytes, InfeasibleError, Plan
-from tightrope.native.solvers.solver import available
 from tightrope.plan import smallest, solve
 from tightrope.plan.assemble import assemble
 
 anneal_module, job_module = (import_module(f"tightrope.plan.{name}") for name in ("anneal", "job"))
-pytestmark = pytest.mark.skipif(not available(), reason="no C++ compiler")
 
 
 def waste(

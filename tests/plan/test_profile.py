@@ -1,21 +1,21 @@
 """The byte profile, native and in Python, against naive evaluation; schedules against the judge."""
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
+from python_solver import PythonSolver
 
 import oracles
 from tightrope.core import Compute, Free, Graph, Op, Schedule, Storage, TightropeError
 from tightrope.lower import lower, timeline, walked, without_writes
-from tightrope.native.solvers.solver import NUM_RULES, Solver, available
+from tightrope.native.solvers.solver import NUM_RULES, Solver
 from tightrope.plan import base_schedule
 from tightrope.plan.engine import open_solver
-from tightrope.plan.fallback import PythonSolver
-from tightrope.plan.model import build, pairs_of
+from tightrope.plan.model import Model, build, pairs_of
 from tightrope.plan.schedule import expand, useful
 
 SEEDS = range(40)
-needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
 
 
 def random_sets(graph: Graph, seed: int, count: int = 12) -> list[tuple[tuple[int, int], ...]]:
@@ -23,12 +23,11 @@ def random_sets(graph: Graph, seed: int, count: int = 12) -> list[tuple[tuple[in
     return [tuple(rng.sample(pairs, rng.randint(0, min(8, len(pairs))))) for _ in range(count)]
 
 
-@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("opened", [open_solver, PythonSolver])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_profile_equals_naive_evaluation(seed: int, native: bool) -> None:
+def test_profile_equals_naive_evaluation(seed: int, opened: Callable[[Model], Solver | PythonSolver]) -> None:
     graph = oracles.random_graph(seed, num_ops=10)
-    solver = open_solver(build(graph), native=native)
-    assert isinstance(solver, Solver if native else PythonSolver)
+    solver = opened(build(graph))
     for pairs in random_sets(graph, seed):
         peak, ns = oracles.evaluate(graph, pairs)
         solver.load(pairs)
@@ -39,12 +38,12 @@ def test_profile_equals_naive_evaluation(seed: int, native: bool) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
-def test_profile_knows_what_is_written_over(native: bool) -> None:
+@pytest.mark.parametrize("opened", [open_solver, PythonSolver])
+def test_profile_knows_what_is_written_over(opened: Callable[[Model], Solver | PythonSolver]) -> None:
     fewer = 0
     for seed in SEEDS:
         graph = oracles.writing_graph(seed, num_ops=16, parts=seed % 3 == 0)
-        solver = open_solver(build(graph), native=native)
+        solver = opened(build(graph))
         for pairs in random_sets(graph, seed):
             kept = useful(graph, pairs)
             peak = timeline(lower(graph, expand(graph, kept))).peak
@@ -80,12 +79,11 @@ def test_schedules_pass_the_judge_and_match_the_timeline(seed: int) -> None:
 
 
 @pytest.mark.few(12)
-@needs_compiler
 @pytest.mark.parametrize("seed", SEEDS)
 def test_greedy_is_the_same_in_both_languages(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=24)
     model = build(graph)
-    native, python = open_solver(model), open_solver(model, native=False)
+    native, python = open_solver(model), PythonSolver(model)
     peak = native.state(0).peak
     for rule in range(NUM_RULES):
         for percent in (95, 80, 65, 50):
@@ -96,13 +94,11 @@ def test_greedy_is_the_same_in_both_languages(seed: int) -> None:
                 assert native.state(limit) == python.state(limit)
 
 
-@needs_compiler
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_of_events_are_counted_as_events_are(seed: int) -> None:
     """Of several hundred events, the native profile notes whole blocks at once; Python never does."""
     model = build(oracles.random_graph(seed, num_ops=300))
-    native, python, fresh = open_solver(model), open_solver(model, native=False), open_solver(model)
-    assert isinstance(native, Solver)
+    native, python, fresh = open_solver(model), PythonSolver(model), open_solver(model)
     peak = native.state(0).peak
     for percent in (95, 70, 50):
         limit = peak * percent // 100
@@ -116,14 +112,13 @@ def test_blocks_of_events_are_counted_as_events_are(seed: int) -> None:
 
 
 def test_the_python_greedy_gives_up_long_chains_in_time() -> None:
-    solver = open_solver(build(oracles.trunk(600)), native=False)
+    solver = PythonSolver(build(oracles.trunk(600)))
     assert not solver.greedy(oracles.WIDE, 1, far=True)
 
 
-@needs_compiler
 def test_both_greedy_searches_recompute_from_far_back() -> None:
     model = build(oracles.trunk(60))
-    for solver in (open_solver(model), open_solver(model, native=False)):
+    for solver in (open_solver(model), PythonSolver(model)):
         assert not solver.greedy(oracles.WIDE, 0)
         assert solver.greedy(oracles.WIDE, 0, far=True)
         assert len(solver.pairs()) == 60

@@ -1,11 +1,8 @@
 """Two passes around a total norm: where ops run again, and that the planner finds it."""
 
-import pytest
-
 from tightrope.core import Flag, Graph, Op, Storage
 from tightrope.core.total_norm import TOTAL_NORM, total_norm_of, used_again
 from tightrope.lower import walked
-from tightrope.native.solvers.solver import available
 from tightrope.plan import smallest
 from tightrope.plan.model import build
 from tightrope.plan.second_pass import first_pass, played_twice
@@ -78,7 +75,6 @@ def test_pairs_that_read_a_new_weight_are_left_out() -> None:
     assert all(model.allowed(pair) for pair in played_twice(graph, model, ()))
 
 
-@pytest.mark.skipif(not available(), reason="needs a C++ compiler")
 def test_the_smallest_plan_holds_two_gradients_and_not_all() -> None:
     graph = clipped_chain(12)
     plan = smallest(graph)

@@ -12,6 +12,7 @@ from tightrope.core import (
     Graph,
     InfeasibleError,
     Limits,
+    NativeError,
     Op,
     PlanFileError,
     Storage,
@@ -19,15 +20,13 @@ from tightrope.core import (
 )
 from tightrope.judge.bound import lower_bound as judged_bound
 from tightrope.lower import problems
-from tightrope.native.solvers.solver import available
+from tightrope.native.interface import load
 from tightrope.plan import PLANNERS, Options, PlanCache, Progress, lower_bound, smallest, solve
 from tightrope.plan.anneal import _PairSearch
 from tightrope.plan.cache import graph_key
 from tightrope.plan.engine import open_solver
 from tightrope.plan.job import Job
 from tightrope.plan.model import build, pairs_of
-
-needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
 
 
 def chain(num_layers: int = 12, *, size: int = 6400) -> Graph:
@@ -56,7 +55,6 @@ def chain(num_layers: int = 12, *, size: int = 6400) -> Graph:
     return Graph(tuple(ops), tuple(storages), name="chain")
 
 
-@needs_compiler
 def test_the_smallest_plan_recomputes_from_far_back() -> None:
     graph = oracles.trunk(60)
     least = smallest(graph)
@@ -65,7 +63,6 @@ def test_the_smallest_plan_recomputes_from_far_back() -> None:
 
 
 @pytest.mark.few(3)
-@needs_compiler
 @pytest.mark.parametrize("seed", range(25))
 def test_annealing_equals_brute_force(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=6)
@@ -85,15 +82,13 @@ def test_annealing_equals_brute_force(seed: int) -> None:
             assert ns == best or len(pairs) > most
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
 @pytest.mark.parametrize("planner", ["given", "greedy", "anneal"])
-def test_no_planner_beats_brute_force(planner: str, native: bool) -> None:
+def test_no_planner_beats_brute_force(planner: str) -> None:
     for seed in range(6):
         graph = oracles.random_graph(seed, num_ops=5)
         total = graph.persistent + sum(s.size for s in graph.storages if s.outside)
         peak = oracles.evaluate(graph, ())[0]
-        options = Options(native=native)
+        options = Options()
         for percent in (100, 85, 70):
             capacity = peak * percent // 100
             limits = Limits(bytes=(total + capacity,))
@@ -264,16 +259,14 @@ def test_replay_runs_instead_of_the_random_op() -> None:
     assert problems(graph, plan) == []
 
 
-@pytest.mark.slow
-def test_python_search_serves_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_its_native_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    graph = chain()
-    budget = smallest(graph).budget * 11 // 10
-    plan = solve(graph, budget=budget)
-    assert plan.planner == "greedy in Python (no C++ compiler)"
-    assert problems(graph, plan) == []
+    monkeypatch.setattr("tightrope.native.solvers.solver._library", lambda: load("solver"))
+    monkeypatch.setattr("tightrope.native.build.prebuilt", lambda _: None)
+    with pytest.raises(NativeError, match=r"no C\+\+ compiler found for solver.cpp .* Install one"):
+        solve(chain(), budget=2**30)
 
 
 @pytest.mark.parametrize(("num_layers", "worth"), [(12, True), (80, False)])
@@ -292,7 +285,6 @@ def test_addresses_are_looked_for_again_only_where_enough_time_is_gained(
     assert job._faster(missed) == worth
 
 
-@needs_compiler
 @pytest.mark.parametrize(("fresh", "num_cycles"), [(True, 2), (False, 1)])
 def test_a_known_set_is_improved_by_one_cycle(
     fresh: bool, num_cycles: int, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +297,7 @@ def test_a_known_set_is_improved_by_one_cycle(
     monkeypatch.setattr(_PairSearch, "_cycle", lambda _, restart: bool(cycles.append(restart)))
     model = build(graph)
     options = Options(fresh=fresh, start=known)
-    search = _PairSearch(open_solver(model, native=True), model, limit - graph.persistent, options, known)
+    search = _PairSearch(open_solver(model), model, limit - graph.persistent, options, known)
     search.consider(known)
     search.run()
     assert len(cycles) == num_cycles

@@ -10,7 +10,6 @@ from tables_references import brute_force, curved_costs, small_tables
 
 from benchmarks.assign.additive import additive, largest_sum, solve_additive
 from tightrope.core import DeviceLink, InfeasibleError, TightropeError
-from tightrope.plan.cp import Worker
 from tightrope_assign.judge.tables import check_table_plan
 from tightrope_assign.lookups.bench import made_up_tables
 from tightrope_assign.tables import (
@@ -25,6 +24,7 @@ from tightrope_assign.tables import (
 from tightrope_assign.tables.greedy import by_key
 from tightrope_assign.tables.problem import TableProblem
 from tightrope_assign.values.cluster import PairLink
+from tightrope_shared.cp import Worker
 
 
 def even(tables: TableSet, num: int, share: float = 1.3) -> Cluster:

@@ -24,7 +24,6 @@ from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
 from tightrope.native.solvers.solver import NUM_RULES, Mode, Solver
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import live_limit, open_solver
-from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.greedy import FAR_RULES, greedy_pairs
 from tightrope.plan.layers import copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import Model, Pair, build
@@ -56,9 +55,9 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     """Search from ``options.start``, a greedy set and nothing; return the fastest schedule that fits."""
     del machine
     model = build(graph)
-    solver = open_solver(model, native=options.native)
+    solver = open_solver(model)
     limit, asked = live_limit(graph, limits), options
-    if options.layers and isinstance(solver, Solver):
+    if options.layers:
         options = _from_layers(graph, solver, limit, options)
     pairs = anneal_pairs(solver, model, limit, options)
     if asked.start and options is not asked:
@@ -66,7 +65,7 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     return expand(graph, useful(graph, pairs))
 
 
-def _rank(solver: Solver | PythonSolver, pairs: tuple[Pair, ...], limit: Bytes) -> tuple[Bytes, Nanoseconds]:
+def _rank(solver: Solver, pairs: tuple[Pair, ...], limit: Bytes) -> tuple[Bytes, Nanoseconds]:
     solver.load(pairs)
     state = solver.state(limit)
     return state.excess, state.ns
@@ -79,7 +78,7 @@ def _from_layers(graph: Graph, solver: Solver, limit: Bytes, options: Options) -
         return options
     short = shorten(graph, layers)
     model = build(short.graph)
-    small = open_solver(model, native=options.native)
+    small = open_solver(model)
     solver.load(())
     scaled = share(solver.state(limit).peak, small.state(limit).peak, limit, short)
     pairs = copy_pairs(
@@ -92,13 +91,9 @@ def _from_layers(graph: Graph, solver: Solver, limit: Bytes, options: Options) -
     return replace(options, start=pairs, restarts=1, fresh=False, effort=effort)
 
 
-def anneal_pairs(
-    solver: Solver | PythonSolver, model: Model, limit: Bytes, options: Options
-) -> tuple[Pair, ...]:
+def anneal_pairs(solver: Solver, model: Model, limit: Bytes, options: Options) -> tuple[Pair, ...]:
     """Find the fastest set that fits ``limit``; where none is found, a greedy one."""
     start = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
-    if not isinstance(solver, Solver):
-        return start
     search = _PairSearch(solver, model, limit, options, start, annealing=options.fresh)
     search.consider(start)
     if not search.done:
@@ -216,7 +211,7 @@ class _Shrunk(NamedTuple):
 
 def _shrunk(graph: Graph, options: Options, *, from_far: bool, anneal: bool = True) -> _Shrunk:
     model, many = build(graph), len(graph.ops) > _MANY_OPS
-    solver = open_solver(model, native=options.native)
+    solver = open_solver(model)
     floor, large = max(lower_bound(graph)[0] - graph.persistent, 0), len(graph.ops) > _LARGE_OPS
     few = _few_layers(graph, options, anneal=not many) if large else _Shrunk((), None)
     found: list[tuple[Pair, ...]] = []
@@ -260,13 +255,13 @@ def _few_layers(graph: Graph, options: Options, *, anneal: bool) -> _Shrunk:
     return _Shrunk((pairs,) if pairs else (), small.rule)
 
 
-def _peak(solver: Solver | PythonSolver, pairs: tuple[Pair, ...]) -> Bytes:
+def _peak(solver: Solver, pairs: tuple[Pair, ...]) -> Bytes:
     solver.load(pairs)
     return solver.state(0).peak
 
 
 def _in_two_passes(
-    graph: Graph, solver: Solver | PythonSolver, model: Model, known: tuple[Pair, ...], options: Options
+    graph: Graph, solver: Solver, model: Model, known: tuple[Pair, ...], options: Options
 ) -> list[tuple[Pair, ...]]:
     """Find a set with a smaller peak than the known one, from a small plan of the first pass."""
     first = first_pass(graph)
@@ -280,7 +275,7 @@ def _in_two_passes(
 
 
 def _annealed_bytes(
-    solver: Solver | PythonSolver,
+    solver: Solver,
     model: Model,
     pairs: tuple[Pair, ...],
     options: Options,
@@ -289,7 +284,7 @@ def _annealed_bytes(
     heat: float,
 ) -> tuple[Pair, ...]:
     """Find a set with a smaller peak by annealing; else return the same."""
-    if options.watch.over or not isinstance(solver, Solver):
+    if options.watch.over:
         return pairs
     solver.load(pairs)
     peak, moves = solver.state(0).peak, min(_moves(model, options, _MOVES_PER_OP), _LARGE_OPS * _MOVES_PER_OP)
@@ -299,7 +294,7 @@ def _annealed_bytes(
 
 
 def _lowest_greedy(
-    solver: Solver | PythonSolver,
+    solver: Solver,
     pairs: tuple[Pair, ...],
     floor: Bytes,
     watch: Watch,

@@ -1,21 +1,18 @@
-"""Open the search over a model: in C++ where a compiler is found, else in Python."""
+"""Open the native search over a model."""
 
 from tightrope.core import Bytes, Graph, Limits
 from tightrope.lower import lower, simulate
-from tightrope.native.solvers.solver import Solver, Tables, available
-from tightrope.plan.fallback import PythonSolver
+from tightrope.native.solvers.solver import Solver, Tables
 from tightrope.plan.model import Model
 from tightrope.plan.schedule import base_schedule
 
 
-def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
+def open_solver(model: Model) -> Solver:
     """Open a search that starts from the empty set.
 
     Raises:
-        NativeError: there is a compiler, but the library does not build or load.
+        NativeError: the library is not there, and does not build or load.
     """
-    if not (native and available()):
-        return PythonSolver(model)
     rows = zip(model.need, model.again_need, model.again_ns, model.window, model.away, strict=True)
     writes = zip(model.over, model.again_over, model.part, strict=True)
     ops = tuple((*row[:3], *row[3], *row[4], *own) for row, own in zip(rows, writes, strict=True))

@@ -14,7 +14,6 @@ from itertools import product
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule
 from tightrope.native.solvers.solver import NUM_RULES, Solver
 from tightrope.plan.engine import live_limit, open_solver
-from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options, Watch
 from tightrope.plan.schedule import base_schedule, expand, useful
@@ -36,11 +35,11 @@ Of very many ops, only the scores of time and bytes are tried."""
 def greedy(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
     """Evict greedily under several scores and limits; return the cheapest schedule that fits."""
     del machine
-    solver = open_solver(build(graph), native=options.native)
+    solver = open_solver(build(graph))
     return expand(graph, useful(graph, greedy_pairs(solver, live_limit(graph, limits), options.watch)))
 
 
-def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> tuple[Pair, ...]:
+def greedy_pairs(solver: Solver, limit: Bytes, watch: Watch) -> tuple[Pair, ...]:
     """Find the cheapest greedy set that fits ``limit``, or the one with the fewest bytes over it."""
     best: tuple[int, int, int] | None = None
     pairs: tuple[Pair, ...] = ()

@@ -8,7 +8,6 @@ import msgspec
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Plan, Step
 from tightrope.core.plugins import absent, installed, loaded
-from tightrope.native.solvers.solver import available
 from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
@@ -188,7 +187,7 @@ class Job:
                 schedule,
                 budget=self.budget,
                 machine=self.machine,
-                planner=label(planner, options),
+                planner=planner,
                 seed=self.options.seed,
                 placed=self.placed,
             )
@@ -304,7 +303,7 @@ def smallest_plan(graph: Graph, machine: Machine | None, options: Options, *, pl
     plans: list[Plan] = []
     sets = ((), *shrink(graph, options))
     for pairs in sets[-1:] if len(graph.ops) > _PLACED_OPS else sets:
-        name = label("anneal" if pairs else "given", options)
+        name = "anneal" if pairs else "given"
         schedule = expand(graph, useful(graph, pairs))
         plans.append(
             assemble(
@@ -350,13 +349,6 @@ def _later(options: Options, num_ops: int) -> Options:
     return replace(
         options, layers=False, fresh=fresh, restarts=min(2, options.restarts), effort=options.effort * share
     )
-
-
-def label(planner: str, options: Options) -> str:
-    """Name a planner as plans do: the search without a compiler says so."""
-    if planner == "given" or (options.native and available()):
-        return planner
-    return "greedy in Python (no C++ compiler)"
 
 
 def _restored(graph: Graph, plan: Plan, ordering: Ordering) -> Plan:

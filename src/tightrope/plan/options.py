@@ -83,8 +83,6 @@ class Options:
         layers: solve repeated layers once and copy what was found.
         fresh: anneal from nothing too, not only improve the start.
         enough_ns: a plan that recomputes for no longer ends the search.
-        native: use the C++ search; without it, or without a compiler, the greedy runs in Python and
-            nothing is annealed.
         watch: clock and listener.
     """
 
@@ -97,7 +95,6 @@ class Options:
     layers: bool = True
     fresh: bool = True
     enough_ns: Nanoseconds = 0
-    native: bool = True
     watch: Watch = field(default_factory=Watch)
 
 

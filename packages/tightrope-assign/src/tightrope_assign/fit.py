@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from tightrope.core import Bytes, InfeasibleError, TightropeError
-from tightrope.plan.cp import ConstraintProgram, Worker
+from tightrope_shared.cp import ConstraintProgram, Worker
 
 _EFFORT: Final = 30.0
 """Deterministic seconds of CP-SAT."""

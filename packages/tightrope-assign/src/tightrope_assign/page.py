@@ -5,7 +5,7 @@ from typing import Any
 
 from tightrope.core import format_bytes
 from tightrope.core.units import format_time
-from tightrope.draw import Lane, draw_lanes, work_page
+from tightrope_shared.draw import Lane, draw_lanes, work_page
 
 
 def device_page(

@@ -1,7 +1,6 @@
 """Orders of first runs: precedences against the judge, peaks and joint plans against brute force."""
 
 from itertools import permutations
-from pathlib import Path
 from random import Random
 
 import msgspec
@@ -21,7 +20,6 @@ from tightrope.core import (
     TightropeError,
 )
 from tightrope.lower import lower, problems
-from tightrope.native.solvers.solver import available
 from tightrope.plan import PLANNERS, Options, lower_bound, solve
 from tightrope.plan.engine import open_solver
 from tightrope.plan.model import build, pairs_of
@@ -32,7 +30,6 @@ from tightrope_planners.orders.precedence import precedences, reorder
 from tightrope_planners.orders.search import list_order, orders, tables
 from tightrope_planners.solvers.order import OrderSolver
 
-needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
 FREE = Options(order="free")
 
 
@@ -88,7 +85,6 @@ def test_ops_with_effects_keep_their_order() -> None:
 
 
 @pytest.mark.few(8)
-@needs_compiler
 @pytest.mark.parametrize("seed", range(25))
 def test_the_smallest_peak_is_found(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=7)
@@ -98,7 +94,6 @@ def test_the_smallest_peak_is_found(seed: int) -> None:
     assert all(accepted(graph, order) for order in orders(graph, 0, FREE))
 
 
-@needs_compiler
 @pytest.mark.parametrize("seed", range(20))
 def test_bytes_are_exact_after_many_moves(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=30)
@@ -116,7 +111,6 @@ def test_bytes_are_exact_after_many_moves(seed: int) -> None:
 
 
 @pytest.mark.few(3)
-@needs_compiler
 @pytest.mark.parametrize("seed", range(8))
 def test_joint_plans_equal_brute_force(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=5)
@@ -139,15 +133,8 @@ def test_joint_plans_equal_brute_force(seed: int) -> None:
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_free_order_is_never_slower_and_passes_the_judge(
-    seed: int, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not native:
-        monkeypatch.setenv("CXX", "no-such-compiler")
-        monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_free_order_is_never_slower_and_passes_the_judge(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=14)
     least = lower_bound(graph)[0]
     budget = (solve(graph, budget=2**40).forecast.total + least) // 2
@@ -174,6 +161,5 @@ def test_unrolled_runs_roll_up_again(seed: int) -> None:
     pairs = tuple(sorted(Random(seed).sample(allowed, min(5, len(allowed)))))
     runs = unroll(model, precedences(graph), pairs)
     assert roll(runs, count, runs.sequence) == (tuple(range(count)), pairs)
-    if available():
-        solver = OrderSolver(runs.tables)
-        assert solver.load(runs.sequence, 0)[0] == oracles.evaluate(graph, pairs)[0]
+    solver = OrderSolver(runs.tables)
+    assert solver.load(runs.sequence, 0)[0] == oracles.evaluate(graph, pairs)[0]

@@ -125,14 +125,12 @@ def test_plans_fit_and_prices_on_time_points_help() -> None:
     assert cheaper >= 3
 
 
-def test_an_ample_limit_runs_nothing_again_and_the_planner_equals_its_pairs() -> None:
+def test_an_ample_limit_runs_nothing_again_and_a_tight_one_does() -> None:
     graph = training_like(3)
     assert mincut_pairs(graph, 2**40) == ()
     limit = between(graph, 0.5) - graph.persistent
     schedule = mincut(graph, None, Limits((graph.persistent + limit,)), Options())
-    again = mincut(graph, None, Limits((graph.persistent + limit,)), Options(native=False))
     assert len(schedule.computes()) > len(graph.ops)
-    assert schedule == again
 
 
 def test_a_graph_without_a_backward_is_refused() -> None:

@@ -12,11 +12,11 @@ from tests.oracles import allowed_pairs, evaluate, random_graph
 from tests.plan.brute import Brute
 from tightrope.core import Graph, Limits, TightropeError
 from tightrope.lower import walked
-from tightrope.plan import cp
-from tightrope.plan.cp import Worker
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
 from tightrope_planners.peers.moccasin import MoccasinKnobs, moccasin, moccasin_pairs, polish, polished
+from tightrope_shared import cp
+from tightrope_shared.cp import Worker
 
 if find_spec("ortools") is None:
     pytest.skip("needs the extra tightrope[exact]", allow_module_level=True)

@@ -6,10 +6,10 @@ from benchmarks.planners.cases import layer
 from tests.oracles import evaluate, random_graph
 from tightrope.core import Limits, TightropeError
 from tightrope.lower import walked
-from tightrope.plan.attention import TransformerShape, attention_cores, core_pairs
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
 from tightrope_planners.peers.selective import activation_bytes, flops_ratio, selective
+from tightrope_shared.attention import TransformerShape, attention_cores, core_pairs
 
 SHAPE = TransformerShape(s=512, b=1, h=256, a=16)
 

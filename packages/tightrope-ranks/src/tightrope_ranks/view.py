@@ -16,7 +16,7 @@ from typing import Final
 
 from tightrope.core import Counter, Event, EventPhase, TightropeError, Trace, format_bytes, printable
 from tightrope.core.units import format_time
-from tightrope.draw import ticks, work_page
+from tightrope_shared.draw import ticks, work_page
 
 _WIDTH: Final = 1060
 _LEFT: Final = 110

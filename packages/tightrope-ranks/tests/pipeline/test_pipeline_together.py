@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tightrope.core import DeviceLink, Machine, Tier, TightropeError
-from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks
 from tightrope_ranks.pipeline.measure import shape_layers
@@ -18,6 +17,7 @@ from tightrope_ranks.sequence.graph import capture_rank, is_collective
 from tightrope_ranks.sequence.layers import DividedLayer, Division
 from tightrope_ranks.sequence.saved import layer_bytes
 from tightrope_ranks.values.ranks import StageCost
+from tightrope_shared.attention import TransformerShape
 
 QUICK = PipelineOptions(ascending=True, split=False, again=False, seconds=0.0)
 INSIDE, BETWEEN = DeviceLink("inside", 1e-6, 1e11, span=4), DeviceLink("between", 1e-5, 1e10, level=1)

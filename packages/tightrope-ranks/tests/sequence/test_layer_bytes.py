@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tightrope.core import Graph, TightropeError
-from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence.graph import capture_rank, is_collective
 from tightrope_ranks.sequence.layers import Division, Mode, Stack
 from tightrope_ranks.sequence.policies import cores_again, gather_again, layers_again, schedule_of
 from tightrope_ranks.sequence.saved import layer_bytes, measure_saved, saved_bytes
+from tightrope_shared.attention import TransformerShape
 
 SIZES = {"22B": (64, 6144, 4), "175B": (96, 12288, 1), "530B": (128, 20480, 1), "1T": (160, 25600, 1)}
 RATIOS = {"22B": 6.196, "175B": 5.412, "530B": 4.941, "1T": 4.941}

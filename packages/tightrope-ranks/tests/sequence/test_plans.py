@@ -8,7 +8,6 @@ from tightrope.core import DeviceLink, Graph, Machine, Phase, Tier
 from tightrope.lower import lower, simulate
 from tightrope.lower.judged import problems
 from tightrope.plan import solve
-from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.judge.collectives import check_collectives
 from tightrope_ranks.sequence import (
     Division,
@@ -21,6 +20,7 @@ from tightrope_ranks.sequence import (
     schedule_of,
     wire_bytes,
 )
+from tightrope_shared.attention import TransformerShape
 
 SHAPE = TransformerShape(s=256, b=1, h=256, a=8, layers=2)
 DEVICE = Machine("device", (Tier("memory", 1 << 34, read=1e12),), {"matmul": 1e13})

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tightrope.core import TightropeError
-from tightrope.core.csv_text import what_is_wrong
 from tightrope_verify.findings import Finding, FindingKind
 
 _FOLDER: Final = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.dist-info")
@@ -274,7 +273,7 @@ def _line(environment: Environment, root: Path, text: str) -> tuple[str, RecordL
     try:
         row = next(csv.reader([text], strict=True), [])
     except csv.Error as error:
-        return f"is no row of values with commas ({what_is_wrong(error)})", None
+        return f"is no row of values with commas ({error})", None
     if not row:
         return "", None
     if len(row) != 3 or not row[0] or "\0" in row[0]:

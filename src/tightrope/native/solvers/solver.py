@@ -19,7 +19,6 @@ from tightrope.native.interface import (
     declare,
     integers,
     load,
-    missing,
     ragged,
     table,
 )
@@ -65,11 +64,6 @@ class State:
     excess: Bytes
     peak: Bytes
     num_pairs: int
-
-
-def available() -> bool:
-    """Tell whether the native search can be used: it was built, or can be."""
-    return not missing("solver")
 
 
 @cache

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from tightrope.core import Allocation, Bytes, Compute, Flag, Free, Graph, Op, Storage, StorageId, round_up
 from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released
-from tightrope.native.solvers.solver import available
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.engine import open_solver
 from tightrope.plan.model import build
@@ -182,7 +181,7 @@ def look_ahead(step: EvictionLog, limits: tuple[Bytes, ...], *, effort: float = 
     """
     reader = _StepReader(step)
     graph = reader.graph()
-    if not available() or not graph.ops or len(graph.ops) > _MOST_OPS:
+    if not graph.ops or len(graph.ops) > _MOST_OPS:
         return
     model = build(graph)
     solver = open_solver(model)

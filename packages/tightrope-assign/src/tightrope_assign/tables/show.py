@@ -7,12 +7,12 @@ import numpy as np
 
 from tightrope.core import format_bytes
 from tightrope.core.units import format_time
-from tightrope.draw import Bar, Lane
 from tightrope_assign.page import device_page
 from tightrope_assign.tables.problem import TableProblem
 from tightrope_assign.values.cluster import Cluster
 from tightrope_assign.values.costs import TableCosts
 from tightrope_assign.values.tables import TablePlan, TableSet, by_device, shard_bytes
+from tightrope_shared.draw import Bar, Lane
 
 _MOST_ROWS = 2000
 

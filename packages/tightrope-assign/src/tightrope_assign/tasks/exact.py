@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from tightrope.core import Nanoseconds
-from tightrope.plan.cp import ConstraintProgram, Worker, constant
 from tightrope_assign.fit import assign
 from tightrope_assign.tasks.problem import TaskProblem
 from tightrope_assign.tasks.simulate import makespan
+from tightrope_shared.cp import ConstraintProgram, Worker, constant
 
 
 def solve_exactly(

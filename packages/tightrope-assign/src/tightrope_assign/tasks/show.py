@@ -4,10 +4,10 @@ from typing import Any
 
 from tightrope.core import format_bytes
 from tightrope.core.units import format_time
-from tightrope.draw import Bar, Lane
 from tightrope_assign.page import device_page
 from tightrope_assign.values.cluster import Cluster
 from tightrope_assign.values.tasks import TaskGraph, TaskPlan
+from tightrope_shared.draw import Bar, Lane
 
 
 def device_rows(graph: TaskGraph, cluster: Cluster, plan: TaskPlan) -> list[dict[str, Any]]:

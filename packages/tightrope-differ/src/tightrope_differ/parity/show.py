@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from tightrope.draw import work_page
 from tightrope_differ.values.parity import FLAGGED, JUDGED, LoweringDifference, ParityReport
+from tightrope_shared.draw import work_page
 
 COLUMNS: Final = (
     "lowering", "result", "images", "flips", "p (Holm)", "logits move", "accuracy", "where values part",

@@ -5,9 +5,9 @@ from html import escape
 from itertools import combinations
 from typing import Final
 
-from tightrope.draw import work_page
 from tightrope_differ.quality.region import scaled
 from tightrope_differ.values.quality import BoardFigures, QualityRegion, QualityReport, TriedVariant
+from tightrope_shared.draw import work_page
 
 _SIZE, _LEFT, _TOP = 420, 70, 20
 _GOOD, _BAD, _POINT = "#3a7", "#c54", "#236"

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tightrope.core import RankError, TightropeError
-from tightrope.native.hook.lending import Lent
 from tightrope_experts.layout import Counts
+from tightrope_shared.lending import Lent
 
 Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""

@@ -199,8 +199,8 @@ def _progress() -> Callable[[float], None] | None:
 
 
 def _page(file: str, items: Any, plan: Any, promises: Any) -> str:
-    from tightrope.draw import work_page
     from tightrope_fleet.jobs.show import draw_jobs, draw_occupancy
+    from tightrope_shared.draw import work_page
 
     return work_page(
         f"Jobs of {file[:80]}",

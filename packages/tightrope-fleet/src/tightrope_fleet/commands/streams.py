@@ -103,8 +103,8 @@ def streams(
 
 def _page(scenario: Any, machine: Any, run: Any, total: Any, promises: Any) -> str:
     """Draw the timeline, above the promises and each model's figures."""
-    from tightrope.draw import work_page
     from tightrope_fleet.streams.show import draw_streams
+    from tightrope_shared.draw import work_page
 
     rows = [[one.name, f"{one.score:.2f}", str(one.num_done), str(one.num_dropped)] for one in total.models]
     return work_page(

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
-from tightrope import draw
 from tightrope_fleet.devices.job import FleetResult
 from tightrope_fleet.values.work import promise_table
+from tightrope_shared import draw
 
 _COLOURS: Final = ("#0b62a8", "#b3450b", "#3d7a2a", "#7a3d8f")
 _WIDE, _HIGH, _EDGE = 640, 360, 48

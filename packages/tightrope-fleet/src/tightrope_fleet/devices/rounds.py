@@ -23,8 +23,8 @@ import numpy as np
 
 from tightrope.core.errors import InfeasibleError, TightropeError
 from tightrope.core.units import Bytes, shown
-from tightrope.draw import WorkEvent, WorkTrace
 from tightrope_fleet.devices.fleet import Devices
+from tightrope_shared.draw import WorkEvent, WorkTrace
 
 Step = Callable[[Sequence["DoneTask"], int], None]
 """What a round or a buffer of results does: results, and the version that it makes."""

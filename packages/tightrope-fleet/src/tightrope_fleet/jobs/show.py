@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from tightrope.draw import Bar, Curve, Lane, WorkEvent, WorkTrace, draw_curves, draw_lanes
 from tightrope_fleet.values.jobs import JobPlan
 from tightrope_fleet.values.work import Promise, WorkItem
+from tightrope_shared.draw import Bar, Curve, Lane, WorkEvent, WorkTrace, draw_curves, draw_lanes
 
 _MOST_LANES = 40
 _MOST_BARS = 15_000

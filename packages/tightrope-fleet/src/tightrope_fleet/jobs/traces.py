@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.arguments import check_path
-from tightrope.core.csv_text import not_csv
+from tightrope_fleet.csv_text import not_csv
 from tightrope_fleet.jobs.packing_trace import HEADER, MAGIC, read_packing_trace
 from tightrope_fleet.values.work import WorkItem
 

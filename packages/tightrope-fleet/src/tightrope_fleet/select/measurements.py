@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from tightrope.core.csv_text import not_csv
 from tightrope.core.errors import TightropeError
 from tightrope.core.files import read_file
 from tightrope.core.units import Bytes
+from tightrope_fleet.csv_text import not_csv
 
 MAX_TABLE_BYTES: Final[Bytes] = 64 * 2**20
 _HEADER: Final = "candidate,value or candidate,value,predicted"

@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tightrope.price.select import shrink
 from tightrope_fleet.select.noise import NoisyOracle, elimination_scale, release_scale
+from tightrope_shared.select import shrink
 
 SPREAD: Final = 0.15
 AROUND_PROXY: Final = 0.05

@@ -1,9 +1,9 @@
 """A run of streams for people: its trace, its promises, its picture."""
 
-from tightrope.draw import Bar, Lane, WorkEvent, WorkTrace, draw_lanes
 from tightrope_fleet.streams.score import StreamScore
 from tightrope_fleet.values.streams import StreamMachine, StreamPlan, StreamRun, StreamScenario
 from tightrope_fleet.values.work import Promise
+from tightrope_shared.draw import Bar, Lane, WorkEvent, WorkTrace, draw_lanes
 
 
 def stream_trace(

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from tightrope.core.csv_text import not_csv
 from tightrope.core.errors import TightropeError
 from tightrope.core.files import read_file
 from tightrope.core.units import Bytes, printable
+from tightrope_fleet.csv_text import not_csv
 from tightrope_fleet.trees.bins import Floats, Values
 
 MAX_TABLE_BYTES: Final[Bytes] = 512 * 2**20

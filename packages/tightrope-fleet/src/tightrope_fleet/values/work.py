@@ -2,7 +2,7 @@
 
 A *work item* takes a vector of resources for a while; a *host* (a processor, a machine, a phone, an arena)
 offers a vector of resources in its windows. A plan promises a figure per limit; a run, real or simulated,
-leaves a `tightrope.draw.WorkTrace`, and a promise is held against what was observed there. Times are
+leaves a `tightrope_shared.draw.WorkTrace`, and a promise is held against what was observed there. Times are
 integers, half-open ``[start, end)``, in the unit that the trace names.
 
 Every line of work has its own planner and its own plan. These values are what goes between them, the judges,

@@ -59,7 +59,7 @@ def choose(graph: Graph, ordering: Ordering, limit: Bytes, options: Options) -> 
     """Search recomputations in one order; ``options.start`` is in terms of that order."""
     moved = reorder(graph, ordering)
     model = build(moved)
-    solver = open_solver(model, native=options.native)
+    solver = open_solver(model)
     pairs = useful(moved, anneal_pairs(solver, model, limit, options))
     solver.load(pairs)
     return OrderedPairs(ordering, moved, pairs, solver.state(limit))

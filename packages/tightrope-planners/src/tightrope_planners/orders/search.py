@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StorageId
-from tightrope.native.solvers.solver import available
 from tightrope.plan.engine import live_limit
 from tightrope.plan.model import Model, build
 from tightrope.plan.options import Options, Ordering
@@ -54,7 +53,7 @@ def best_choice(graph: Graph, limit: Bytes, options: Options) -> OrderedPairs:
         if (best.state.excess, best.state.ns) == (0, 0) or options.watch.over:
             break
     assert best is not None
-    if best.ordering == given_order(graph) or not (options.native and available()):
+    if best.ordering == given_order(graph):
         return best
     return refine(graph, best, limit, options)
 
@@ -77,8 +76,6 @@ def orders(graph: Graph, limit: Bytes, options: Options) -> tuple[Ordering, ...]
     """
     model, before, base = build(graph), precedences(graph), given_order(graph)
     listed = list_order(model, before)
-    if not (options.native and available()):
-        return (listed, base) if listed != base else (base,)
     solver = OrderSolver(tables(model, before))
     found = {ordering: solver.load(ordering, limit) for ordering in (base, listed)}
     if found[base][1] == 0:

@@ -140,7 +140,7 @@ def best_reruns(
     chain: Chain, candidates: Iterable[Iterable[Rerun]], limit: Bytes, options: Options
 ) -> tuple[Pair, ...]:
     """Choose the cheapest candidate whose live bytes fit, or the one with the fewest bytes too many."""
-    solver = open_solver(chain.model, native=options.native)
+    solver = open_solver(chain.model)
     best: tuple[int, int, int] | None = None
     chosen: tuple[Pair, ...] = ()
     for reruns in candidates:

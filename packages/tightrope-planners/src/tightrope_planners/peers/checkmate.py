@@ -92,7 +92,7 @@ def checkmate_pairs(
         TightropeError: the graph is too large for the program, or HiGHS failed.
     """
     knobs, options = knobs or CheckmateKnobs(), options or Options()
-    solver = open_solver(model, native=options.native)
+    solver = open_solver(model)
     asked = limit
     while True:
         stages = _CheckmateStages(model, asked, knobs)

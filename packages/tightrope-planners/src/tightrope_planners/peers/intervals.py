@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, OpId, StepIndex, StorageId
-from tightrope.plan.cp import ALWAYS, ConstraintProgram, Expression, Worker, constant
 from tightrope.plan.model import Model, Pair
 from tightrope.plan.options import Options
 from tightrope_planners.peers.recovery import last_useful, recovery
+from tightrope_shared.cp import ALWAYS, ConstraintProgram, Expression, Worker, constant
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,7 +304,7 @@ class _Prices:
         held = [0.0] * len(self.model.producer)
         for storage, (after, before) in self.idle.items():
             held[storage] = self.model.size[storage] * (below[before] - below[after])
-        cut = cheapest_cut(self.model, self.begin, self.prices, held, native=self.options.native)
+        cut = cheapest_cut(self.model, self.begin, self.prices, held)
         ways = (False, True) if self.knobs.anew else (False,)
         pairs = [pairs_of_cut(self.model, self.begin, cut, anew=anew) for anew in ways]
         model = self.model
@@ -317,7 +317,7 @@ class _Prices:
         return True
 
     def consider(self, cut: Cut, pairs: tuple[Pair, ...], model: Model) -> bool:
-        solver = open_solver(model, native=self.options.native)
+        solver = open_solver(model)
         solver.load(pairs)
         state = solver.state(self.limit)
         over = max(0, state.peak - self.limit)

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule, StepIndex
-from tightrope.plan.cp import Worker
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.greedy import greedy_pairs
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
 from tightrope.plan.schedule import expand, useful
 from tightrope_planners.peers.intervals import Intervals, Window
+from tightrope_shared.cp import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,7 @@ def polish(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     del machine
     model = build(graph)
     limit = live_limit(graph, limits)
-    start = tuple(options.start) or greedy_pairs(
-        open_solver(model, native=options.native), limit, options.watch
-    )
+    start = tuple(options.start) or greedy_pairs(open_solver(model), limit, options.watch)
     with Worker() as worker:
         pairs = polished(worker, model, start, limit, options=options)
     return expand(graph, useful(graph, pairs))
@@ -175,6 +173,6 @@ def _windows(num_ops: int, size: int) -> list[tuple[StepIndex, StepIndex]]:
 
 
 def _peak(model: Model, pairs: Sequence[Pair], options: Options) -> Bytes:
-    solver = open_solver(model, native=options.native)
+    solver = open_solver(model)
     solver.load(tuple(pairs))
     return solver.state(0).peak

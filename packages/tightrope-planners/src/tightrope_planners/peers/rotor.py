@@ -60,7 +60,7 @@ def rotor_pairs(
     """Find the cheapest persistent set of re-runs that fits ``limit`` live bytes."""
     knobs, options = knobs or RotorKnobs(), options or Options()
     chain = joined(chain, knobs.max_segments)
-    plain = open_solver(chain.model, native=options.native).state(0).peak
+    plain = open_solver(chain.model).state(0).peak
     table = Rotor(segment_sizes(chain), plain, slots=knobs.slots)
     return best_reruns(chain, ((), *table.candidates()), limit, options)
 

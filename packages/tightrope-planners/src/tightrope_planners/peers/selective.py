@@ -12,11 +12,11 @@ Gaps        A fused attention kernel stores no scores: there is nothing left to 
 from typing import Final, Literal
 
 from tightrope.core import Graph, Limits, Machine, Schedule, TightropeError
-from tightrope.plan.attention import TransformerShape, attention_cores, core_pairs
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options
 from tightrope.plan.schedule import expand
+from tightrope_shared.attention import TransformerShape, attention_cores, core_pairs
 
 _FUSED: Final = "scaled_dot_product"
 
@@ -63,7 +63,7 @@ def selective(graph: Graph, machine: Machine | None, limits: Limits, options: Op
             f"selective recomputes attention, and none of the {len(graph.ops)} ops is a softmax of the "
             'forward pass. Use planner="auto".'
         )
-    solver = open_solver(model, native=options.native)
+    solver = open_solver(model)
     pairs: tuple[Pair, ...] = ()
     for number in range(len(cores) + 1):
         pairs = core_pairs(graph, model, cores[:number])

@@ -209,8 +209,8 @@ def least_sent(plan: GraphPlan) -> Bytes:
 
 def graph_page(name: str, plan: GraphPlan, rows: list[dict[str, Any]], bits: int) -> str:
     """Draw a page: messages of an epoch, one behind another, then bytes per rank, then who talks to whom."""
-    from tightrope.draw import Bar, Lane, draw_lanes, work_page
     from tightrope_ranks.graphs.traffic import RowTraffic, uniform
+    from tightrope_shared.draw import Bar, Lane, draw_lanes, work_page
 
     traffic, at = RowTraffic(plan, uniform(plan, bits)), 0
     order = [((layer, False), False) for layer in range(len(plan.columns))]

@@ -13,7 +13,6 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from tightrope.core import TightropeError
-from tightrope.price.select import Selector
 from tightrope_ranks.compress.calibrate import wait
 from tightrope_ranks.compress.codecs import Group
 from tightrope_ranks.compress.queue import MessageQueue
@@ -23,6 +22,7 @@ from tightrope_ranks.values.exchange import (
     dump_exchange,
     load_exchange,
 )
+from tightrope_shared.select import Selector
 
 _Checked = TypeVar("_Checked")
 _DOUBT: Final = 0.15

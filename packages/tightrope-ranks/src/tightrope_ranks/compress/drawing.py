@@ -3,7 +3,7 @@
 from html import escape
 from typing import Final
 
-from tightrope.draw import WorkTrace
+from tightrope_shared.draw import WorkTrace
 
 _WIDTH: Final = 960
 _LEFT: Final = 90
@@ -25,7 +25,7 @@ def timeline_svg(trace: WorkTrace, *, title: str = "") -> str:
         title: above the picture.
 
     Example:
-        >>> from tightrope.draw import WorkEvent
+        >>> from tightrope_shared.draw import WorkEvent
         >>> trace = WorkTrace("forecast", "ns", (WorkEvent(0, 5, "message 0", "queue", "sign"),))
         >>> timeline_svg(trace).count("<rect")
         1

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tightrope.core import Bytes
-from tightrope.draw import WorkEvent, WorkTrace
 from tightrope_ranks.values.exchange import CodecCost, ExchangeProblem, Message
+from tightrope_shared.draw import WorkEvent, WorkTrace
 
 Where = Literal["processor", "queue"]
 Span = tuple[float, float, Where, str, int]

@@ -31,7 +31,6 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from tightrope.core import PlanFileError, TightropeError
-from tightrope.draw import WorkEvent, WorkTrace
 from tightrope_ranks.compress import agree
 from tightrope_ranks.compress.accepts import accepted, check_arguments
 from tightrope_ranks.compress.calibrate import calibrate, relative_errors
@@ -49,6 +48,7 @@ from tightrope_ranks.values.exchange import (
     Message,
     dump_state,
 )
+from tightrope_shared.draw import WorkEvent, WorkTrace
 
 WATCHED: Final = 4
 """Steps with equal buckets that are watched before the ranks plan."""

@@ -18,10 +18,10 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import checkpoint
 
 from tightrope.core import TightropeError
-from tightrope.native.hook.lending import Lent
 from tightrope_ranks.pipeline.generate import gpipe, one_f_one_b
 from tightrope_ranks.pipeline.language import Action, Orders, read_action
 from tightrope_ranks.pipeline.measure import buffers_kept
+from tightrope_shared.lending import Lent
 
 _SINGLE: Final = ("GPipe", "1F1B")
 SCHEDULES: Final = (

@@ -18,11 +18,11 @@ from typing import Final
 
 from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds
-from tightrope.plan.cp import ConstraintProgram, Worker, constant
 from tightrope_ranks.pipeline.language import Action, Orders
 from tightrope_ranks.pipeline.simulate import DeadlockError, simulate
 from tightrope_ranks.pipeline.wire import with_wires
 from tightrope_ranks.values.ranks import StageWork
+from tightrope_shared.cp import ConstraintProgram, Worker, constant
 
 MOST: Final = 200
 """Computations beyond which nothing is tried."""

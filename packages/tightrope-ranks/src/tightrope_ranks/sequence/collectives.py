@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from tightrope.core import TightropeError
-from tightrope.native.hook.lending import Lent
+from tightrope_shared.lending import Lent
 
 NAMESPACE: Final = "tightrope_ranks"
 WORLD: Final = "world"

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from tightrope.capture import capture
 from tightrope.core import Flag, Graph, Kind, Op
 from tightrope.lower import with_writes
-from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence.collectives import NAMESPACE
 from tightrope_ranks.sequence.layers import Division, Stack
+from tightrope_shared.attention import TransformerShape
 
 COLLECTIVES: Final = tuple(f"{NAMESPACE}.{kind}.default" for kind in ("gather", "scatter", "sum"))
 

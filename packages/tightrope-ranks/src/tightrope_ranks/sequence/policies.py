@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tightrope.core import Graph, OpId, Phase, Schedule, StorageId
-from tightrope.plan.attention import attention_cores, core_pairs
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.schedule import expand, useful
 from tightrope_ranks.sequence.dropout import DRAW
 from tightrope_ranks.sequence.graph import is_collective
+from tightrope_shared.attention import attention_cores, core_pairs
 
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 

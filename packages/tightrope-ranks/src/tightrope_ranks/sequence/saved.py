@@ -12,7 +12,7 @@ import torch
 
 from tightrope.core import Bytes, Compute, Free, Graph, Kind, Schedule, TightropeError
 from tightrope.core.units import shown
-from tightrope.plan.attention import TransformerShape
+from tightrope_shared.attention import TransformerShape
 
 Technique = Literal[
     "none",

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from tightrope.native.hook import lending
-from tightrope.native.hook.lending import Lent
+from tightrope_shared import lending
+from tightrope_shared.lending import Lent
 
 
 def test_back_waits_for_a_thread_that_holds_on() -> None:
