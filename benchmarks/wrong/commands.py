@@ -41,6 +41,12 @@ class Option:
 
 _MACHINE: Final = Option("", "machine file")
 _SECONDS: Final = Option("0.2", "number", must=False)
+_OF_DEMO: Final[Mapping[str, Mapping[str, Option]]] = {
+    "demo": {
+        "--net": Option("none", "text"), "--budget": Option("70%", "budget"),
+        "--steps": Option("1", "number"),
+    },
+}  # fmt: skip
 _OF_TRACE: Final[Mapping[str, Mapping[str, Option]]] = {
     "trace": {
         "": Option("@trace", "trace file"), "--graph": Option("", "graph file"),
@@ -91,10 +97,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, Option]]] = {
         "": Option("@step", "step file"), "--steps": Option("1", "number", must=False),
         "--budget": Option("", "budget"),
     },
-    "demo": {
-        "--net": Option("none", "text"), "--budget": Option("70%", "budget"),
-        "--steps": Option("1", "number"),
-    },
+    **(_OF_DEMO if find_spec("tightrope_demo") else {}),
     **(_OF_TRACE if find_spec("tightrope_trace") else {}),
 }  # fmt: skip
 """By name; the empty option is the argument by position."""

@@ -16,7 +16,7 @@ from tightrope.core import NativeError, Plan
 from tightrope.core.codec import load_graph, read_file
 
 Files = tuple[Path, Path]
-COMMANDS = ("demo", "estimate", "plan", "explain", "judge", "doctor")
+COMMANDS = ("estimate", "plan", "explain", "judge", "doctor")
 
 
 def printed(*arguments: str | Path, code: int = 0) -> Any:
@@ -282,22 +282,8 @@ def test_doctor_lists_versions_and_the_native_parts() -> None:
     assert "native allocator" in run("doctor").out
 
 
-def test_a_budget_of_the_demo_is_read_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("tightrope.cli.demo"), "_Demo", None)
-    found = run("demo", "--net", "resnet", "--budget", "0%%")
-    assert found.code == 2
-    assert "'0%%'" in found.err
-
-
 def test_no_command_of_the_core_fuses() -> None:
     assert not [command for command in COMMANDS if "--fuse" in run(command, "--help").out]
-
-
-def test_a_long_name_of_a_demo_network_is_quoted_in_short() -> None:
-    found = run("demo", "--net", "x" * 5000)
-    assert found.code == 2
-    assert "give gpt2 or" in found.err
-    assert len(found.err) < 300
 
 
 def test_doctor_says_why_a_native_part_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:

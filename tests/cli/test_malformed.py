@@ -298,9 +298,6 @@ ARGUMENTS: tuple[tuple[str, ...], ...] = (
     ("judge", "GRAPH", "--graph", "PLAN"),
     ("judge", "PLAN", "--graph", "."),
     ("judge", "PLAN", "--graph"),
-    ("demo", "--net", "alexnet"),
-    ("demo", "--steps", "0"),
-    ("demo", "--steps", "-3"),
     ("doctor", "--fix"),
 )
 

@@ -1,4 +1,4 @@
-"""The command line: `tightrope demo`, `estimate`, `plan`, `curve`, `explain`, `judge`, `doctor`."""
+"""The command line: `tightrope estimate`, `plan`, `curve`, `explain`, `judge`, `doctor`."""
 
 from tightrope.cli.app import main
 

@@ -32,8 +32,6 @@ from tightrope.core.writing import write_whole
 _UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 """Of typer itself, or of click, by its version."""
 
-_DEMO_NETS: Final = ("gpt2", "resnet")
-
 
 class Order(StrEnum):
     """Orders of first runs that a plan may have."""
@@ -86,34 +84,6 @@ def root(
     ] = False,
 ) -> None:
     """State the memory limit of a training step, get a plan, run it, and see the proof."""
-
-
-@app.command(
-    short_help="Train small networks at several budgets.",
-    epilog=_examples(
-        "tightrope demo", "tightrope demo --net resnet --budget 60%", "tightrope demo --net gpt2 --json"
-    ),
-)
-def demo(
-    net: Annotated[str | None, typer.Option(help="gpt2 or resnet; default: both.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="One budget, such as 60MiB or 60%; default: four.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps per row.")] = 20,
-    json: Json = False,
-) -> None:
-    """Train small networks on real data at several budgets and print what happened."""
-    if net not in (None, *_DEMO_NETS):
-        raise TightropeError(f"no demo network {shown(net)}: give {' or '.join(_DEMO_NETS)}.")
-    if budget is not None:
-        parse_bytes(budget, whole=1)
-    from tightrope.cli.demo import run_demo
-
-    rows = run_demo(net=net, budget=budget, steps=steps, console=None if json else console())
-    if json:
-        emit_json({"rows": rows})
-    if not all(row["fits"] for row in rows):
-        raise typer.Exit(DOES_NOT_FIT)
 
 
 estimating.register(app)

@@ -41,6 +41,7 @@ class PluginCommand(NamedTuple):
 
 
 KNOWN: Final = {
+    "demo": PluginCommand("demo", "Train small networks at several budgets."),
     "experts": PluginCommand("experts", "Forecast the bytes of a layer of experts."),
     "export": PluginCommand("export", "Write what to recompute for other engines."),
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),

@@ -1,4 +1,4 @@
-"""`tightrope demo`: train on real data at full memory and at smaller budgets, and show every figure.
+"""Rows of the demo: train on real data at full memory and at smaller budgets, and show every figure.
 
 Each row trains a fresh copy of the same network on the same batches. Losses and gradients are
 compared with plain eager training, bit for bit, over all steps; time is the median ratio of
@@ -12,13 +12,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tightrope.capture import capture_program, measured
-from tightrope.cli.demo_nets import JOBS
-from tightrope.cli.tables import Console
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, format_bytes, parse_bytes
 from tightrope.core.ledger import Ledger, Row
 from tightrope.core.units import shown
@@ -30,6 +28,10 @@ from tightrope.run.execute.check import digest
 from tightrope.run.ledger.accounts import accounts
 from tightrope.run.ledger.room import RESERVE
 from tightrope.run.report import report
+from tightrope_demo.nets import JOBS
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SHARES = (1.0, 0.75, 0.55, 0.0)
 """Budgets: bytes held anyway + this share of the way from the smallest feasible step to the full one."""
@@ -73,7 +75,7 @@ class Line:
 
 
 def run_demo(
-    *, net: str | None, budget: str | None, steps: int, console: Console | None
+    *, net: str | None, budget: str | None, steps: int, console: "Console | None"
 ) -> list[dict[str, Any]]:
     """Run the demo and return one plain row per budget.
 
@@ -104,7 +106,7 @@ def run_demo(
 class _Demo:
     """One network: the eager run that every row is compared with, then the rows."""
 
-    def __init__(self, name: str, steps: int, console: Console | None) -> None:
+    def __init__(self, name: str, steps: int, console: "Console | None") -> None:
         self.name, self.steps, self.console = name, steps, console
         self.progress = StatusLine(lines=True)
 

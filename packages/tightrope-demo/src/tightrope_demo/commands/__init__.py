@@ -1,0 +1,1 @@
+"""The command `demo`, which is an entry point."""
