@@ -128,8 +128,9 @@ def test_a_name_that_became_a_plug_in_says_what_to_install() -> None:
     with pytest.raises(AttributeError, match=r"pip install 'tightrope\[ranks\]' and import tightrope_ranks"):
         _ = tightrope.parallel
     assert "parallel" not in dir(tightrope)
-    with pytest.raises(AttributeError, match=r"pip install 'tightrope\[trace\]', and take it from"):
-        _ = record.record_eager
+    for name in ("record_eager", "save"):
+        with pytest.raises(AttributeError, match=r"pip install 'tightrope\[trace\]', and take it from"):
+            getattr(record, name)
 
 
 @pytest.mark.parametrize("name", ["checkmate", "polish"])
@@ -157,6 +158,15 @@ def test_a_file_that_a_missing_plug_in_reads_says_what_to_install(
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.endswith(f"reading {what} is part of tightrope-planners: pip install 'tightrope[planners]'.")
+
+
+def test_a_trace_file_without_its_plug_in_says_what_to_install(tmp_path: Path) -> None:
+    file = tmp_path / "run.trace"
+    file.write_bytes(b"TRTRACE1")
+    done = command("report", str(file), "-o", str(tmp_path / "run.html"), hidden=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("reading a trace file is part of tightrope-trace: pip install 'tightrope[trace]'.")
 
 
 def test_other_orders_of_a_missing_plug_in_say_what_to_install() -> None:

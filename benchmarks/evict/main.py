@@ -21,6 +21,7 @@ from benchmarks.evict.drawn import main as drawn
 from benchmarks.evict.eager import main as eager
 from benchmarks.evict.families import FAMILIES, synthetic
 from benchmarks.evict.foreseen import main as foreseen
+from benchmarks.evict.on_log import live_peak
 from benchmarks.evict.record import record_steps
 from benchmarks.evict.simulated import (
     ABLATIONS,
@@ -44,7 +45,6 @@ from benchmarks.zoo import build
 from benchmarks.zoo.tree_lstm import random_merges
 from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, Policy
-from tightrope.run.evict.simulate import live_peak
 from tightrope_planners.formats.eviction import read_eviction_log, write_eviction_log
 
 RANDOM: str = "random_trees"

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Final
 
+from benchmarks.evict.on_log import live_peak, simulate
 from tightrope.core import InfeasibleError
 from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.core import EvictionArena
@@ -19,7 +20,6 @@ from tightrope.run.evict.policies import (
     Policy,
     Score,
 )
-from tightrope.run.evict.simulate import live_peak, simulate
 
 RATIOS: Final = (90, 50)
 ALL_RATIOS: Final = (90, 80, 70, 60, 50, 40, 30, 20, 10)

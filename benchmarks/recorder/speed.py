@@ -8,8 +8,7 @@ from benchmarks.recorder.foreign import annotated
 from benchmarks.recorder.nets import net
 from benchmarks.recorder.row import Figure, Row
 from benchmarks.zoo import Scale
-from tightrope.record import dump
-from tightrope_trace import annotate, parse_profile, tree_of
+from tightrope_trace import annotate, dump, parse_profile, tree_of
 from tightrope_trace.slices import Slice, without_annotations
 
 LIMITS = {10_000: 1.0, 217_000: 3.0}

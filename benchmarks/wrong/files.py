@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -96,10 +97,19 @@ class World:
         return Net(width)
 
 
+def _trace_file(trace: Trace) -> bytes:
+    """Write a trace as tightrope-trace does; without it, as anything that begins like one."""
+    if not find_spec("tightrope_trace"):
+        return b"TRTRACE1"
+    from tightrope_trace import dump
+
+    return dump(trace)
+
+
 def make_world(folder: Path) -> World:
     """Write the good files."""
     from tightrope.core.codec import dump_graph
-    from tightrope.record import forecast, save
+    from tightrope.record import forecast
 
     names = {
         "graph": "step.graph.json", "plan": "step.plan.json", "trace": "run.trace", "step": "linear.step",
@@ -123,7 +133,7 @@ def make_world(folder: Path) -> World:
         plan.save(world[f"{kind}plan"])
         if not kind:
             trace = forecast(graph, plan)
-            save(trace, world["trace"])
+            Path(world["trace"]).write_bytes(_trace_file(trace))
             Path(world["profile"]).write_bytes(_profile_of(trace))
     Path(world["zipped"]).write_bytes(gzip.compress(Path(world["trace"]).read_bytes()))
     return world

@@ -7,13 +7,11 @@ import pytest
 
 from tests.oracles import random_graph
 from tightrope import Plan, PlanFileError
-from tightrope.core import Graph, Trace
+from tightrope.core import Graph
 from tightrope.core.codec import dump_graph
 from tightrope.formats import read_source
-from tightrope.record.columns import dump
-from tightrope.record.columns import load as load_trace
 
-TRACE = dump(Trace("observed", ()))
+TRACE = b"TRTRACE1 and what follows"
 
 
 @pytest.mark.parametrize(
@@ -38,11 +36,6 @@ def test_a_plan_or_graph_of_another_kind_is_named(data: bytes, says: str, tmp_pa
         with pytest.raises(PlanFileError, match=says) as caught:
             load(path)
         assert str(caught.value).count(str(path)) == 1
-
-
-def test_a_zipped_trace_is_named_where_a_trace_is_read() -> None:
-    with pytest.raises(PlanFileError, match="It is a trace, gzipped: unzip it"):
-        load_trace(gzip.compress(TRACE, mtime=0))
 
 
 @pytest.mark.parametrize(

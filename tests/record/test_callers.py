@@ -8,7 +8,7 @@ import torch
 
 import tightrope
 from tightrope.core import Trace
-from tightrope.record import dump, forecast, load
+from tightrope.record import forecast
 
 
 def squared(x: torch.Tensor) -> torch.Tensor:
@@ -40,8 +40,3 @@ def test_one_line_called_from_two_places_has_two_stacks(trace: Trace) -> None:
         if event.line >= 0 and trace.lines[event.line] == mine
     }
     assert found == {(line_of(Twice, "first = "),), (line_of(Twice, "return squared"),)}
-
-
-def test_stacks_survive_the_file(trace: Trace) -> None:
-    assert trace.callers
-    assert load(dump(trace)) == trace

@@ -8,7 +8,7 @@ import pytest
 from tightrope.core import Event, PlanFileError, Trace
 from tightrope.core.repeats import CHANCE, beyond_noise, time_changes
 from tightrope.core.trace import EventPhase
-from tightrope.record import dump
+from tightrope.core.trace_check import check_trace
 
 
 def steps(*times: int) -> Trace:
@@ -38,4 +38,4 @@ def test_noise_is_seldom_called_a_change(count: int) -> None:
 @pytest.mark.parametrize("repeats", [((1, 2),), ((-1,),), (("x",),), ((1,),) * 101])
 def test_repeats_that_are_none_are_refused(repeats: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(PlanFileError, match="repeats"):
-        dump(msgspec.structs.replace(steps(5), repeats=repeats))
+        check_trace(msgspec.structs.replace(steps(5), repeats=repeats))

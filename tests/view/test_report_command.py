@@ -2,6 +2,8 @@
 
 import base64
 import json
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,10 @@ from tests.view.test_payload import unpack
 from tightrope.core import Graph, Op, Storage, TightropeError
 from tightrope.core.codec import dump_graph
 from tightrope.plan import solve
-from tightrope.record import forecast, save
+from tightrope.record import forecast
+
+TRACES = find_spec("tightrope_trace") is not None
+needs_traces = pytest.mark.skipif(not TRACES, reason="tightrope-trace has the file")
 
 
 @pytest.fixture
@@ -30,12 +35,13 @@ def files(tmp_path: Path) -> Path:
     plan = solve(graph, budget=20_000)
     plan.save(tmp_path / "net.plan.json")
     solve(graph, budget=30_000).save(tmp_path / "more.plan.json")
-    save(forecast(graph, plan), tmp_path / "net.trace")
+    if TRACES:
+        import_module("tightrope_trace").save(forecast(graph, plan), tmp_path / "net.trace")
     return tmp_path
 
 
 def test_a_page_from_a_plan_and_one_from_a_trace(files: Path) -> None:
-    for given in ("net.plan.json", "net.trace"):
+    for given in ("net.plan.json", *["net.trace"] * TRACES):
         page = files / "run.html"
         done = run("report", files / given, "-o", page)
         assert done.code == 0
@@ -45,12 +51,14 @@ def test_a_page_from_a_plan_and_one_from_a_trace(files: Path) -> None:
         page.unlink()
 
 
+@needs_traces
 def test_json_has_the_same_figures(files: Path) -> None:
     page = files / "run.html"
     found = json.loads(run("report", files / "net.trace", "-o", page, "--json").out)
     assert found == {"page": str(page), "ops": 3, "buffers": 3, "bytes": page.stat().st_size}
 
 
+@needs_traces
 def test_plans_for_other_budgets_and_earlier_traces_are_taken(files: Path) -> None:
     more = ("--also", files / "more.plan.json", "--against", files / "net.trace")
     alone = run("report", files / "net.plan.json", "--no-curve", "-o", files / "a.html")
@@ -59,6 +67,7 @@ def test_plans_for_other_budgets_and_earlier_traces_are_taken(files: Path) -> No
     assert (files / "b.html").stat().st_size > (files / "a.html").stat().st_size
 
 
+@needs_traces
 def test_a_curve_is_written_where_the_graph_is_at_hand(files: Path) -> None:
     page = files / "run.html"
     plan, trace = files / "net.plan.json", files / "net.trace"
@@ -75,6 +84,7 @@ def test_a_curve_is_written_where_the_graph_is_at_hand(files: Path) -> None:
         assert not curve or curve[0][0] <= 20_000
 
 
+@needs_traces
 @pytest.mark.parametrize("cut", [0, 4, 20, 60])
 def test_truncated_files_end_in_one_line(files: Path, cut: int) -> None:
     broken = files / "broken.trace"
@@ -89,6 +99,7 @@ def test_a_plan_without_its_graph_and_a_missing_file_are_told(files: Path) -> No
     (files / "net.graph.json").unlink()
     assert "--graph FILE" in run("report", files / "net.plan.json").err
     assert run("report", files / "nothing.trace").code == 2
+    (files / "net.trace").write_bytes(b"TRTRACE1")
     assert "--also" in run("report", files / "net.trace", "--also", files / "net.plan.json").err
 
 

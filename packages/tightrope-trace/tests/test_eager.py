@@ -8,8 +8,7 @@ from test_planned import BATCH, Net
 from torch.profiler import profile
 
 from tightrope.price.profiler import cpu_profile
-from tightrope.record import dump, load
-from tightrope_trace import record_eager
+from tightrope_trace import dump, load, record_eager
 
 
 def test_eager_runs_have_modules_forward_and_backward() -> None:

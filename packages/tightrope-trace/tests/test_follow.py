@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.cli.command import run
 from tightrope.core import Doubt, Module, TightropeError
-from tightrope.record import read
-from tightrope_trace import DryRun, annotate, dry_run, parse_profile
+from tightrope_trace import DryRun, annotate, dry_run, parse_profile, read
 from tightrope_trace.follow import follow
 
 TREE = (Module("", "Net"), Module("a", "Linear", 0), Module("b", "Block", 0), Module("b.c", "Linear", 2))

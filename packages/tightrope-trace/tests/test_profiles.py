@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from test_planned import Net
 
 from tightrope.core import EventPhase, Module, PlanFileError
-from tightrope.record import dump, load
-from tightrope_trace import annotate, parse_profile, tree_of
+from tightrope_trace import annotate, dump, load, parse_profile, tree_of
 from tightrope_trace.align import align
 from tightrope_trace.paths import cheapest_path
 from tightrope_trace.slices import Slice

@@ -1,7 +1,7 @@
 """The ``report`` command: one offline page from a plan or a trace."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, cast
 
 import msgspec
 import typer
@@ -12,7 +12,12 @@ from tightrope.cli.sound import check_outputs, sound_of
 from tightrope.core import FingerprintError, Plan, TightropeError, Trace
 from tightrope.core.arguments import check_seconds
 from tightrope.core.errors import PlanFileError
+from tightrope.core.plugins import absent, installed, loaded
+from tightrope.core.recognize import TRACE_FILE
 from tightrope.core.writing import write_whole
+
+_TRACES: Final = "tightrope.traces"
+"""Entry points; ``file`` names what reads a trace from a path."""
 
 
 def register(app: typer.Typer) -> None:
@@ -95,15 +100,16 @@ def _trace(
     seconds: float = 0.0,
 ) -> Trace:
     """Read a trace file, or simulate a plan file and search that long for plans at other budgets."""
-    from tightrope.record import forecast, read
-    from tightrope.record.columns import MAGIC
+    from tightrope.record import forecast
 
     with path.open("rb") as file:
-        is_trace = file.read(len(MAGIC)) == MAGIC
+        is_trace = file.read(len(TRACE_FILE)) == TRACE_FILE
     if is_trace:
         if also:
             raise TightropeError("--also adds plans to a plan; a trace file has its own list of budgets.")
-        return read(path)
+        if not (entries := installed(_TRACES).get("file", ())):
+            raise absent("reading a trace file", "trace")
+        return cast("Trace", loaded("the reader of trace files", entries)(path))
     try:
         plan = Plan.load(path)
     except PlanFileError as error:

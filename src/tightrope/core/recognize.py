@@ -4,8 +4,10 @@ import zlib
 from collections.abc import Collection
 from typing import Final
 
+TRACE_FILE: Final = b"TRTRACE"
+"""How a trace file of any version begins."""
 _BEGINNINGS: Final = (
-    (b"TRTRACE", "a trace", "tightrope trace reads it"),
+    (TRACE_FILE, "a trace", "tightrope trace reads it"),
     (b"tightrope step", "a saved step", "tightrope run reads it"),
     (b"PK\x03\x04", "a zip file, such as torch.save writes", "nothing here reads it"),
     (b"\x80", "a pickle or another binary file", "nothing here reads it"),

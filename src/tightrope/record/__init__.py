@@ -1,8 +1,7 @@
-"""Traces: made from a plan; saved and asked."""
+"""Traces: made from a plan, and asked."""
 
 from tightrope.core.lazy import lazily
-from tightrope.record.answers import Answers, explain, module_times
-from tightrope.record.columns import dump, load, read, save
+from tightrope.record.answers import Answers, explain
 from tightrope.record.forecast import forecast
 
 __getattr__ = lazily(
@@ -10,20 +9,15 @@ __getattr__ = lazily(
     {},
     moved={
         "trace": (
-            "DryRun", "EagerRecording", "Recording", "TraceDiff", "annotate", "diff", "dry_run",
-            "parse_profile", "read_profile", "record_eager", "record_run", "to_chrome",
-            "to_snapshot", "tree_of",
+            "DryRun", "EagerRecording", "Recording", "TraceDiff", "annotate", "diff", "dry_run", "dump",
+            "load", "module_times", "parse_profile", "read", "read_profile", "record_eager", "record_run",
+            "save", "to_chrome", "to_snapshot", "tree_of",
         )
     },
 )  # fmt: skip
 
 __all__ = [
     "Answers",
-    "dump",
     "explain",
     "forecast",
-    "load",
-    "module_times",
-    "read",
-    "save",
 ]

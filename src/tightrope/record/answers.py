@@ -191,21 +191,6 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
     )
 
 
-def module_times(trace: Trace) -> list[Nanoseconds]:
-    """Time of every module, the modules in it included; each is its own ops plus its children.
-
-    Raises:
-        PlanFileError: the trace is not well formed: says what is wrong.
-    """
-    check_trace(trace)
-    found = [0] * len(trace.modules)
-    for event, ns in zip(trace.events, trace.self_times(), strict=True):
-        found[event.module] += ns
-    for position in range(len(found) - 1, 0, -1):
-        found[trace.modules[position].parent] += found[position]
-    return found
-
-
 def _shares(times: dict[str, Nanoseconds], total: Nanoseconds, top: int) -> tuple[Share, ...]:
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))[:top]
     return tuple(Share(name, ns, 100.0 * ns / total if total else 0.0) for name, ns in ordered)

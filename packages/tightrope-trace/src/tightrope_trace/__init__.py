@@ -1,7 +1,7 @@
 """Traces of anybody: profiles that are read and told by modules, eager steps, changes, exports.
 
 What is read and answered follows the schema of `tightrope.core.Trace`; `tightrope.record` forecasts a
-trace from a plan, and has the file that traces are kept in.
+trace from a plan, and this package has the file that traces are kept in.
 
     with tightrope_trace.record_eager(model) as recording: ...
     with tightrope_trace.record_run(planned_model) as recording: ...
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from tightrope.core.lazy import lazily
 from tightrope_trace.changes import TraceDiff, diff
+from tightrope_trace.columns import dump, load, read, save
 from tightrope_trace.export import to_chrome, to_snapshot
+from tightrope_trace.modules import module_times
 from tightrope_trace.slices import parse_profile, read_profile
 
 if TYPE_CHECKING:
@@ -46,10 +48,15 @@ __all__ = [
     "annotate",
     "diff",
     "dry_run",
+    "dump",
+    "load",
+    "module_times",
     "parse_profile",
+    "read",
     "read_profile",
     "record_eager",
     "record_run",
+    "save",
     "to_chrome",
     "to_snapshot",
     "tree_of",

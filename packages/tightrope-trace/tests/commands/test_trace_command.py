@@ -16,7 +16,8 @@ from tightrope.cli.sound import read_sound
 from tightrope.core import Plan, format_bytes, format_time
 from tightrope.core.codec import load_graph
 from tightrope.plan import solve
-from tightrope.record import forecast, read
+from tightrope.record import forecast
+from tightrope_trace import read
 
 
 @pytest.fixture(scope="module")

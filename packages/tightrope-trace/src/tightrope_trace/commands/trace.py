@@ -66,8 +66,8 @@ def trace(
 ) -> None:
     """Say where time and bytes go, what would save some, and what changed; export for other viewers."""
     from tightrope.record import explain
-    from tightrope.record import save as save_trace
     from tightrope_trace import diff, to_chrome, to_snapshot
+    from tightrope_trace import save as save_trace
 
     check_outputs([output, perfetto, snapshot], [file, graph, against])
     _check_used(file, against, graph=graph, model=model, machine=machine)
@@ -96,8 +96,8 @@ def trace(
 
 def _check_used(file: Path, against: Path | None, *, graph: object, model: object, machine: object) -> None:
     """Refuse options that neither file would use."""
-    from tightrope.record.columns import is_trace
     from tightrope_trace.chrome import looks_like_profile
+    from tightrope_trace.columns import is_trace
 
     files = [path for path in (file, against) if path is not None and not is_trace(path)]
     profiles = sum(map(looks_like_profile, files))
@@ -153,7 +153,7 @@ def record(
     sound = read_sound(plan, graph) if plan is not None else None
     built = build(target)
     from tightrope.record import explain
-    from tightrope.record import save as save_trace
+    from tightrope_trace import save as save_trace
     from tightrope_trace.commands.recording import RecordingRequest, recorded
 
     ran = recorded(built, RecordingRequest(budget, sound, fuse, steps))
@@ -221,10 +221,10 @@ def open_trace(
     """
     from tightrope.core.codec import read_file
     from tightrope.core.files import naming
-    from tightrope.record import forecast, load
-    from tightrope.record.columns import is_trace
-    from tightrope_trace import read_profile
+    from tightrope.record import forecast
+    from tightrope_trace import load, read_profile
     from tightrope_trace.chrome import looks_like_profile
+    from tightrope_trace.columns import is_trace
 
     if is_trace(path):
         data = read_file(path, limit=_TRACE_LIMIT)

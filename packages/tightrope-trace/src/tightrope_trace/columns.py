@@ -27,11 +27,11 @@ import numpy.typing as npt
 from tightrope.core import Buffer, Category, Doubt, Event, EventPhase, PlanFileError, Trace
 from tightrope.core.codec import read_file
 from tightrope.core.json_text import check_values, parse_json, quote
-from tightrope.core.recognize import recognized
+from tightrope.core.recognize import TRACE_FILE, recognized
 from tightrope.core.trace_check import MAX_ROWS, check_trace
 from tightrope.core.writing import write_whole
 
-MAGIC: Final = b"TRTRACE1"
+MAGIC: Final = TRACE_FILE + b"1"
 MAX_BODY: Final = 2**30
 DECISIONS: Final = ("", "kept", "recomputed", "paged", "temporary")
 PHASES: Final = tuple(EventPhase)
@@ -89,7 +89,7 @@ def load(data: bytes) -> Trace:
     Raises:
         PlanFileError: the data is not a well-formed trace of this version; says what is wrong.
     """
-    if data[:7] == MAGIC[:7] and data[7:8] != MAGIC[7:8]:
+    if data.startswith(TRACE_FILE) and data[7:8] != MAGIC[7:8]:
         raise PlanFileError(f"trace: version {quote(data[7:8])}: this version reads {MAGIC[7:8]!r}.")
     if data[:8] != MAGIC:
         raise PlanFileError(
@@ -137,7 +137,7 @@ def is_trace(path: str | Path) -> bool:
     """Whether a file begins as one written by `save`, of whatever version."""
     try:
         with Path(path).open("rb") as stream:
-            return stream.read(len(MAGIC))[:-1] == MAGIC[:-1]
+            return stream.read(len(TRACE_FILE)) == TRACE_FILE
     except (OSError, ValueError):
         return False
 

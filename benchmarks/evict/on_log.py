@@ -1,4 +1,4 @@
-"""Eviction on a recorded log: what a policy recomputes in an arena of some size; see `replay`."""
+"""Eviction on a recorded log: what a policy recomputes in an arena of some size; see `LogReplay`."""
 
 from dataclasses import dataclass
 
