@@ -169,6 +169,15 @@ def test_a_trace_file_without_its_plug_in_says_what_to_install(tmp_path: Path) -
     assert line.endswith("reading a trace file is part of tightrope-trace: pip install 'tightrope[trace]'.")
 
 
+def test_a_policy_of_a_missing_plug_in_says_what_to_install() -> None:
+    done = process(
+        f"{HIDE}\nimport tightrope\ntightrope.evict('1MiB')\ntightrope.evict('1MiB', policy='planned')"
+    )
+    assert done.returncode == 1
+    said = "policy=\"planned\" is part of tightrope-planners: pip install 'tightrope[planners]'."
+    assert done.stderr.splitlines()[-1] == f"tightrope.core.errors.TightropeError: {said}"
+
+
 def test_other_orders_of_a_missing_plug_in_say_what_to_install() -> None:
     free = "solve(Graph((Op(0, 'a', 'a', creates=(0,)),), (Storage(0, 100),)), budget=128, order='free')"
     done = process(f"{HIDE}\n{PLAN}\n{free}")

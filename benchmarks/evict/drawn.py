@@ -26,8 +26,8 @@ from benchmarks.evict.families import dtr_log
 from benchmarks.evict.record import recorded
 from benchmarks.evict.shapes import SHAPES, drawn_nodes
 from benchmarks.evict.simulated import Point, against_peers, lowest, measure
-from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.policies import COOP, DTE, DTR
+from tightrope_planners.evict.log import EvictionLog
 from tightrope_planners.formats.eviction import log_of_graph
 
 _RATIOS: Final = (95, 90, 85, 80, 70, 60, 50, 40, 30, 20, 10)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tightrope.formats.eviction_log import EvictionLog
+from tightrope_planners.evict.log import EvictionLog
 from tightrope_planners.formats.eviction import log_of_graph
 
 Node = tuple[list[int], int, int]

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.evict.nets import NETS
-from benchmarks.evict.on_log import Simulated, live_peak, simulate
 from benchmarks.evict.record import recorded
 from tightrope.core import InfeasibleError
-from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.policies import COOP, PLANNED, Policy
+from tightrope_planners.evict.log import EvictionLog
+from tightrope_planners.evict.simulate import Simulated, live_peak, simulate
 
 _DIFFER: Final = ("tree_lstm", "supernet", "llama_lengths")
 _STEPS: Final = 4

@@ -21,7 +21,6 @@ from benchmarks.evict.drawn import main as drawn
 from benchmarks.evict.eager import main as eager
 from benchmarks.evict.families import FAMILIES, synthetic
 from benchmarks.evict.foreseen import main as foreseen
-from benchmarks.evict.on_log import live_peak
 from benchmarks.evict.record import record_steps
 from benchmarks.evict.simulated import (
     ABLATIONS,
@@ -43,8 +42,9 @@ from benchmarks.evict.simulated import (
 from benchmarks.evict.tables import print_tables
 from benchmarks.zoo import build
 from benchmarks.zoo.tree_lstm import random_merges
-from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, Policy
+from tightrope_planners.evict.log import EvictionLog
+from tightrope_planners.evict.simulate import live_peak
 from tightrope_planners.formats.eviction import read_eviction_log, write_eviction_log
 
 RANDOM: str = "random_trees"

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.evict.nets import trained
 from benchmarks.zoo import Scale
 from tightrope.capture._torch import storage_key, watch_storage
-from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
+from tightrope_planners.evict.log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
 from tightrope_planners.formats.eviction import read_eviction_log, write_eviction_log
 
 _READ_ONLY = {"aten.empty.memory_format", "aten.detach.default"}

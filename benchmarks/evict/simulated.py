@@ -6,9 +6,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Final
 
-from benchmarks.evict.on_log import live_peak, simulate
 from tightrope.core import InfeasibleError
-from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.policies import (
     COOP,
@@ -20,6 +18,8 @@ from tightrope.run.evict.policies import (
     Policy,
     Score,
 )
+from tightrope_planners.evict.log import EvictionLog
+from tightrope_planners.evict.simulate import live_peak, simulate
 
 RATIOS: Final = (90, 50)
 ALL_RATIOS: Final = (90, 80, 70, 60, 50, 40, 30, 20, 10)

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.evict.drawn import drawn_log, times_lower
 from benchmarks.evict.shapes import SHAPES, drawn_nodes
 from benchmarks.evict.simulated import Point
-from tightrope.formats.eviction_log import LoggedOp
+from tightrope_planners.evict.log import LoggedOp
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tightrope.core import Graph, Op, PlanFileError, Storage
-from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released, StepEnd
+from tightrope_planners.evict.log import EvictionLog, LoggedOp, Released, StepEnd
 from tightrope_planners.formats.eviction import log_of_graph, read_eviction_log, write_eviction_log
 
 LOG = EvictionLog(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tightrope.core import Flag, Graph, Phase, PlanFileError, Schedule, TightropeError
 from tightrope.core.codec import check_graph
 from tightrope.formats import load_source, read_source
-from tightrope.formats.eviction_log import LoggedOp, Released, StepEnd
 from tightrope.lower import lower, peak_bytes, walked
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.model import build
 from tightrope.plan.schedule import expand, useful
+from tightrope_planners.evict.log import LoggedOp, Released, StepEnd
 from tightrope_planners.formats import (
     POET_NETWORKS,
     poet_network,

@@ -33,7 +33,7 @@ from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import COOP, Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
-from tightrope.run.evict.watch import OpWatch, storage_of
+from tightrope.run.evict.watch import OpWatch, follower_maker, storage_of
 
 _SHOWN = 5
 _LEAST_MORE = 1 << 16
@@ -395,9 +395,10 @@ def evict(
 
     Args:
         budget: bytes, or text such as ``"200MiB"``.
-        policy: ``coop``, ``dtr``, ``dte``, ``lru``, ``size`` or ``planned``, or a `Policy`. ``planned`` is
-            ``coop`` until a training step has come twice; that one is planned to its end, and followed as
-            often as it comes again. Steps end with an optimizer's step, or at `Eviction.end_step`.
+        policy: ``coop``, ``dtr``, ``dte``, ``lru``, ``size`` or ``planned``, or a `Policy`. ``planned``,
+            of tightrope-planners, is ``coop`` until a training step has come twice; that one is planned to
+            its end, and followed as often as it comes again. Steps end with an optimizer's step, or at
+            `Eviction.end_step`.
         most_again: how many times the ops' own time recomputation may take; beyond that the block raises.
             Ops of less than 50 ms count as 50 ms. By default only what one op waits for is limited.
         poison: overwrite freed bytes, for tests.
@@ -407,7 +408,8 @@ def evict(
 
     Raises:
         BudgetSyntaxError: the budget cannot be read.
-        TightropeError: there is no such policy; ``most_again`` is not above 0.
+        TightropeError: there is no such policy, or its plug-in is not installed; ``most_again`` is not
+            above 0.
         NativeError: on entry: there is no C++ compiler.
         OutOfBudgetError: in the block, where an op's inputs, results and workspace and what must stay do not
             fit together, or ops run again for too long; at its end, where what lives on is larger than the
@@ -421,4 +423,6 @@ def evict(
     chosen = policy if isinstance(policy, Policy) else find_policy(policy)
     if most_again is not None and not most_again > 0:
         raise TightropeError(f"most_again={most_again!r} must be above 0, as in most_again=2.")
+    if chosen.forecasts:
+        follower_maker()
     return Eviction(parse_bytes(budget), chosen, most_again=most_again, poison=poison)

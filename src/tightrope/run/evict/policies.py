@@ -132,19 +132,6 @@ LRU: Final = Policy("lru", Score.STALENESS, window=False, two_ends=False)
 SIZE: Final = Policy("size", Score.SIZE, window=False, two_ends=False)
 PLANNED: Final = replace(COOP, name="planned", forecasts=True)
 
-CANDIDATES: Final = (
-    replace(COOP, name="planned_coop"),
-    replace(COOP, name="planned_patient", patience=100),
-    replace(COOP, name="planned_cost", patience=1000),
-    replace(COOP, name="planned_left", two_ends=False),
-    replace(COOP, name="planned_still", relocate=False),
-    replace(PLANNED, name="planned_forecasts"),
-    replace(PLANNED, name="planned_left_forecasts", two_ends=False),
-    replace(PLANNED, name="planned_forecasts_cost", forecast_patience=100),
-    replace(PLANNED, name="planned_dtr", score=Score.COST_SIZE_STALENESS, window=False, two_ends=False),
-)
-"""What `planned` tries on the last step, in a simulated arena, before a step that should repeat it."""
-
 POLICIES: Final = {policy.name: policy for policy in (COOP, DTR, DTE, LRU, SIZE, PLANNED)}
 
 

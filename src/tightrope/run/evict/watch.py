@@ -6,27 +6,71 @@ code that asks for the innermost dispatch mode the block passes for one, and not
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
 from tightrope.capture._eager import standing_in
 from tightrope.capture._torch import nothing_compiled
 from tightrope.core import Bytes, TightropeError, format_time
+from tightrope.core.plugins import absent, installed, loaded
 from tightrope.core.units import Nanoseconds
 from tightrope.native.hook.evicting import AFTER, BEFORE, TELL, EvictionWindow
 from tightrope.native.hook.refused import told_later
 from tightrope.run.evict.core import EvictionArena
-from tightrope.run.evict.follow import Follower
 from tightrope.run.evict.policies import Policy
-from tightrope.run.evict.rehearse import rehearse
 
 storage_of: Final = torch.Tensor.untyped_storage
 """As it is outside `watched_reads`."""
 _NANOSECONDS: Final = re.compile(r"\b(\d+) ns\b")
 _OUT_OF_MEMORY, _BROKEN = 0, 1
+
+
+class StepFollower(Protocol):
+    """What knows a training step again while it runs, and follows the plan that it made for it.
+
+    Attributes:
+        planned_steps: that were followed to their end.
+    """
+
+    planned_steps: int
+
+    def before(self, key: Hashable) -> None:
+        """Prepare the next op; keys are equal for ops that do the same on the same sizes."""
+
+    def after(
+        self,
+        target: str,
+        ns: Nanoseconds,
+        taken: Bytes,
+        reads: Sequence[int],
+        creates: Sequence[int],
+        changes: Sequence[tuple[int, int]],
+    ) -> None:
+        """Note an op that ran for the first time: its name, time and bytes, and ids of storages."""
+
+    def released(self, storage: int) -> None:
+        """Note that nobody outside holds a storage any more."""
+
+    def forgotten(self, storage: int) -> None:
+        """Note that a record is gone."""
+
+    def end_step(self) -> None:
+        """End a step."""
+
+
+def follower_maker() -> Callable[..., StepFollower]:
+    """Find what follows plans: the entry point ``planned`` of the group ``tightrope.followers``.
+
+    Raises:
+        TightropeError: its plug-in is not installed.
+    """
+    if not (entries := installed("tightrope.followers").get("planned", ())):
+        raise absent('policy="planned"', "planners")
+    found: Callable[..., StepFollower] = loaded("what follows plans", entries)
+    return found
 
 
 class MadeBy(NamedTuple):
@@ -43,7 +87,7 @@ class OpWatch:
 
     def __init__(self, window: EvictionWindow, arena: EvictionArena) -> None:
         self.window, self.arena = window, arena
-        self.follower: Follower | None = None
+        self.follower: StepFollower | None = None
         self._num_followed = 0
         self.on_refusal: Callable[[torch.OutOfMemoryError, str], BaseException] | None = None
         self._failed: BaseException | None = None
@@ -118,9 +162,8 @@ class OpWatch:
     def follow(self, chosen: Policy, size: Bytes) -> None:
         """From the next op on, record steps and follow plans made for them."""
         self.window.call("note_released")
-        self.follower = Follower(
-            *(self.arena, self._describe, self.restore, self._let_go, torch.OutOfMemoryError),
-            *(lambda record: rehearse(record, size), self._use),
+        self.follower = follower_maker()(
+            self.arena, self._describe, self.restore, self._let_go, torch.OutOfMemoryError, size, self._use
         )
         self.window.follow(self._calls[1], self._calls[2])
         self._use(chosen)
@@ -169,7 +212,7 @@ class OpWatch:
             return 1
         return 0
 
-    def _note_released(self, follower: Follower) -> None:
+    def _note_released(self, follower: StepFollower) -> None:
         for identity in self.window.released():
             follower.released(identity)
 

@@ -1,4 +1,4 @@
-"""Files of eviction logs, which `tightrope.formats.eviction_log` describes; and logs of graphs.
+"""Files of eviction logs, which `tightrope_planners.evict.log` describes; and logs of graphs.
 
     {"format": "tightrope eviction log", "version": 1, "name": "two ops",
      "storages": [[4096, true], [4096, false], [4096, false]],      bytes; whether outside the arena
@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 from tightrope.core import Flag, Graph, PlanFileError
 from tightrope.core.json_text import MAX_INT, parse_json, quote
 from tightrope.core.units import Bytes, StorageId
-from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
+from tightrope_planners.evict.log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
 
 FORMAT: Final = "tightrope eviction log"
 VERSION: Final = 1

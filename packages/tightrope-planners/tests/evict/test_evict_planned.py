@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tightrope
-from benchmarks.evict.on_log import simulate
-from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict import context
 from tightrope.run.evict.context import Eviction, evict
 from tightrope.run.evict.core import Decision, options_block
 from tightrope.run.evict.policies import COOP
+from tightrope_planners.evict.log import EvictionLog
+from tightrope_planners.evict.simulate import simulate
 
 Loop = Callable[[Callable[[int], int]], list[Tensor]]
 

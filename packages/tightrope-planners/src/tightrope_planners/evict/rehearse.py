@@ -14,12 +14,24 @@ from typing import Final
 
 from tightrope.core import InfeasibleError
 from tightrope.core.units import Bytes, Nanoseconds
-from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
-from tightrope.run.evict.follow import Lookahead, StepRecord
-from tightrope.run.evict.lookahead import look_ahead
-from tightrope.run.evict.policies import CANDIDATES, COOP, PLANNED
-from tightrope.run.evict.replay import HELD, LogReplay
+from tightrope.run.evict.policies import COOP, PLANNED, Policy, Score
+from tightrope_planners.evict.follow import Lookahead, StepRecord
+from tightrope_planners.evict.log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
+from tightrope_planners.evict.lookahead import look_ahead
+from tightrope_planners.evict.replay import HELD, LogReplay
 
+CANDIDATES: Final[tuple[Policy, ...]] = (
+    replace(COOP, name="planned_coop"),
+    replace(COOP, name="planned_patient", patience=100),
+    replace(COOP, name="planned_cost", patience=1000),
+    replace(COOP, name="planned_left", two_ends=False),
+    replace(COOP, name="planned_still", relocate=False),
+    replace(PLANNED, name="planned_forecasts"),
+    replace(PLANNED, name="planned_left_forecasts", two_ends=False),
+    replace(PLANNED, name="planned_forecasts_cost", forecast_patience=100),
+    replace(PLANNED, name="planned_dtr", score=Score.COST_SIZE_STALENESS, window=False, two_ends=False),
+)
+"""What `planned` tries on the last step, in a simulated arena, before a step that should repeat it."""
 _LIMITS: Final = (100, 97, 94, 90)
 """Of the live bytes of a plan, in percent of the arena: addresses may want some room."""
 _AS_PLANNED: Final = 1.05

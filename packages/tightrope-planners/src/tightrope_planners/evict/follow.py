@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from tightrope.core.units import Bytes, Nanoseconds, StorageId, round_up
-from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
-from tightrope.run.evict.lookahead import Directives, Slot
 from tightrope.run.evict.policies import COOP, Policy
+from tightrope_planners.evict.log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
+from tightrope_planners.evict.lookahead import Directives, Slot
 
 NEVER: Final = 2**61
 """When a storage is used next that is not used again in the step."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from tightrope.core.units import Bytes, Nanoseconds, round_up
-from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released
 from tightrope.run.evict.core import Decision, Statistics
-from tightrope.run.evict.follow import Lookahead
 from tightrope.run.evict.policies import Policy
-from tightrope.run.evict.rehearse import rehearse
-from tightrope.run.evict.replay import LogReplay
+from tightrope_planners.evict.follow import Lookahead
+from tightrope_planners.evict.log import EvictionLog, LoggedOp, Released
+from tightrope_planners.evict.rehearse import rehearse
+from tightrope_planners.evict.replay import LogReplay
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.evict.on_log import live_peak, simulate
 from tightrope.core import InfeasibleError
-from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
 from tightrope.native.build import compiler
 from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, LRU, PLANNED, SIZE, Policy
-from tightrope.run.evict.rehearse import rehearse
-from tightrope.run.evict.replay import LogReplay, WaitingOp
+from tightrope_planners.evict.log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
+from tightrope_planners.evict.rehearse import rehearse
+from tightrope_planners.evict.replay import LogReplay, WaitingOp
+from tightrope_planners.evict.simulate import live_peak, simulate
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the arena is native")
 

@@ -18,12 +18,12 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from tightrope.core import Allocation, Bytes, Compute, Flag, Free, Graph, Op, Storage, StorageId, round_up
-from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.engine import open_solver
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
 from tightrope.plan.schedule import expand, useful
+from tightrope_planners.evict.log import EvictionLog, LoggedOp, Released
 
 Slot: TypeAlias = tuple[int, int]
 """A version of a storage: number of the op that makes it, and which of what that creates, then changes."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from tightrope.core import InfeasibleError
 from tightrope.core.units import Bytes, Nanoseconds, StorageId, format_bytes, format_time, round_up
-from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released, StepEnd
 from tightrope.run.evict.core import EvictionArena
-from tightrope.run.evict.follow import TINY, Follower, Lookahead, StepRecord
 from tightrope.run.evict.policies import COOP, Policy
+from tightrope_planners.evict.follow import TINY, Follower, Lookahead, StepRecord
+from tightrope_planners.evict.log import EvictionLog, LoggedOp, Released, StepEnd
 
 MOST_AGAIN = 5
 """A run is given up when recomputation takes this many times the time of the ops themselves."""
