@@ -7,7 +7,6 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from tightrope.core import InfeasibleError
-from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.policies import (
     COOP,
     COOP_AS_PUBLISHED,
@@ -18,6 +17,7 @@ from tightrope.run.evict.policies import (
     Policy,
     Score,
 )
+from tightrope_planners.evict.arena import OwnArena
 from tightrope_planners.evict.log import EvictionLog
 from tightrope_planners.evict.simulate import live_peak, simulate
 
@@ -234,7 +234,7 @@ def search_time(num_pieces: int, policy: Policy, *, rounds: int = 300) -> dict[s
         longest.
     """
     unit = 4096
-    arena = EvictionArena(num_pieces * unit, policy, simulated=True)
+    arena = OwnArena(num_pieces * unit, policy, simulated=True)
     recent: list[int] = []
     while len(recent) < num_pieces:
         arena.begin_op(1000 + len(recent) * 7919 % 9001, unit)

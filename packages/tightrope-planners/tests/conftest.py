@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "formats"))
+for folder in ("formats", "evict"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 if not importlib.metadata.entry_points(group="tightrope.commands", name="place"):
     raise pytest.UsageError("tightrope-planners is not installed: pip install -e packages/tightrope-planners")

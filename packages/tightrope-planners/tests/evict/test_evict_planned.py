@@ -10,8 +10,9 @@ from torch.nn import functional
 import tightrope
 from tightrope.run.evict import context
 from tightrope.run.evict.context import Eviction, evict
-from tightrope.run.evict.core import Decision, options_block
+from tightrope.run.evict.core import options_block
 from tightrope.run.evict.policies import COOP
+from tightrope_planners.evict.arena import Decision, decisions_of
 from tightrope_planners.evict.log import EvictionLog
 from tightrope_planners.evict.simulate import simulate
 
@@ -133,7 +134,7 @@ def test_the_simulator_decides_on_the_log_as_the_run_did(monkeypatch: pytest.Mon
         assert watch is not None
         assert watch.follower is not None
         logs.append(watch.follower.record.log())
-        observed = watch.arena.decisions()
+        observed = decisions_of(watch.arena)
         again = eviction.num_recomputed
         del kept
     simulated = simulate(logs[0], budget, COOP, decisions=True, informed=False)

@@ -170,7 +170,7 @@ class Eviction:
         window = self._open()
         handle = window.call("arena")
         try:
-            self._watch = OpWatch(window, EvictionArena(self.budget, self.policy, handle=handle))
+            self._watch = OpWatch(window, EvictionArena(self.budget, handle))
         except BaseException:
             window.close()
             raise

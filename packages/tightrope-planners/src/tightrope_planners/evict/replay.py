@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from tightrope.core import InfeasibleError
 from tightrope.core.units import Bytes, Nanoseconds, StorageId, format_bytes, format_time, round_up
-from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.policies import COOP, Policy
+from tightrope_planners.evict.arena import OwnArena
 from tightrope_planners.evict.follow import TINY, Follower, Lookahead, StepRecord
 from tightrope_planners.evict.log import EvictionLog, LoggedOp, Released, StepEnd
 
@@ -72,7 +72,7 @@ class LogReplay:
         choose: Callable[[StepRecord], Lookahead | None] = lambda _: None,
     ) -> None:
         self.log, self.policy, self.size = log, policy, size
-        self.arena = EvictionArena(size, policy, log=decisions, simulated=True)
+        self.arena = OwnArena(size, policy, log=decisions, simulated=True)
         self.ids: dict[StorageId, int] = {}
         self.storages: dict[int, StorageId] = {}
         self.producers: dict[int, LoggedProducer] = {}

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from tightrope.core.units import Bytes, Nanoseconds, round_up
-from tightrope.run.evict.core import Decision, Statistics
+from tightrope.run.evict.core import Statistics
 from tightrope.run.evict.policies import Policy
+from tightrope_planners.evict.arena import Decision
 from tightrope_planners.evict.follow import Lookahead
 from tightrope_planners.evict.log import EvictionLog, LoggedOp, Released
 from tightrope_planners.evict.rehearse import rehearse

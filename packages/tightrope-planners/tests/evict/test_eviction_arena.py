@@ -5,12 +5,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from eviction_reference import SlowArena, Stored
 
-from tests.run.eviction_reference import SlowArena, Stored
 from tightrope.core import TightropeError
 from tightrope.native.build import compiler
-from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, LRU, SIZE, Policy, policy
+from tightrope_planners.evict.arena import OwnArena
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the arena is native")
 
@@ -22,7 +22,7 @@ class Pair:
 
     def __init__(self, size: int, chosen: Policy) -> None:
         score = {"dte": "dte", "lru": "lru", "size": "size"}.get(chosen.name, "dtr")
-        self.native = EvictionArena(size, chosen, log=True)
+        self.native = OwnArena(size, chosen, log=True)
         self.slow = SlowArena(size, window=chosen.window, score=score)
         self.ids: dict[int, Stored] = {}
 
@@ -123,7 +123,7 @@ def test_the_native_arena_decides_as_the_slow_one(chosen: Policy, seed: int) -> 
 
 
 def test_the_runner_up_is_the_second_cheapest_window_that_no_smaller_one_beats() -> None:
-    arena = EvictionArena(192, ONE_END, log=True)
+    arena = OwnArena(192, ONE_END, log=True)
     for cost in (30, 10, 20):
         arena.produced(arena.place(64), cost, [])
     arena.advance(1)
@@ -138,7 +138,7 @@ def test_the_runner_up_is_the_second_cheapest_window_that_no_smaller_one_beats()
 def test_by_bytes_no_window_has_less_weight_per_byte_that_it_frees(seed: int) -> None:
     draw = random.Random(seed)
     sizes = [64 * draw.randint(1, 8) for _ in range(12)]
-    arena = EvictionArena(sum(sizes), Policy("coop_per_byte", two_ends=False, per_byte=True), log=True)
+    arena = OwnArena(sum(sizes), Policy("coop_per_byte", two_ends=False, per_byte=True), log=True)
     costs = [draw.randint(1, 1000) for _ in sizes]
     for size, cost in zip(sizes, costs, strict=True):
         arena.produced(arena.place(size), cost, [])
@@ -163,7 +163,7 @@ def test_with_pairs_no_window_weighs_less_with_what_depends_on_each_other_in_it(
     draw = random.Random(seed)
     sizes = [64 * draw.randint(1, 4) for _ in range(12)]
     chosen = Policy("coop_pairs", two_ends=False, per_byte=True, pairs=True, neighbours=neighbours)
-    arena = EvictionArena(sum(sizes), chosen, log=True)
+    arena = OwnArena(sum(sizes), chosen, log=True)
     costs = [2 * draw.randint(1, 75) for _ in sizes]
     parents = [draw.sample(range(at), min(at, draw.randint(0, 2))) for at in range(12)]
     ids = [arena.place(size) for size in sizes]
@@ -192,7 +192,7 @@ def test_with_pairs_what_depends_on_one_that_goes_stays_where_another_costs_less
     pairs: bool, gone: set[int]
 ) -> None:
     chosen = Policy("coop_moves", two_ends=False, relocate=True, per_byte=True, pairs=pairs)
-    arena = EvictionArena(5 * 64, chosen, simulated=True)
+    arena = OwnArena(5 * 64, chosen, simulated=True)
     ids = [arena.place(64) for _ in range(5)]
     made: list[tuple[int, list[int]]] = [(100, []), (110, [0]), (900, []), (150, []), (900, [])]
     for one, (cost, parents) in zip(ids, made, strict=True):
@@ -204,7 +204,7 @@ def test_with_pairs_what_depends_on_one_that_goes_stays_where_another_costs_less
 
 def test_flat_staleness_lets_an_old_expensive_storage_stay_and_a_cheap_one_go() -> None:
     for flat, gone in ((False, 0), (True, 64)):
-        arena = EvictionArena(128, Policy("coop_flat", two_ends=False, flat=flat), log=True)
+        arena = OwnArena(128, Policy("coop_flat", two_ends=False, flat=flat), log=True)
         arena.produced(arena.place(64), 3000, [])
         arena.advance(750)
         arena.produced(arena.place(64), 1000, [])
@@ -215,7 +215,7 @@ def test_flat_staleness_lets_an_old_expensive_storage_stay_and_a_cheap_one_go() 
 
 
 def test_cheap_storages_go_to_the_right_end_and_expensive_ones_to_the_left() -> None:
-    arena = EvictionArena(1024, COOP_AS_PUBLISHED)
+    arena = OwnArena(1024, COOP_AS_PUBLISHED)
     arena.begin_op(1000, 64)
     first = arena.place(64)
     arena.begin_op(1, 64)
@@ -227,7 +227,7 @@ def test_cheap_storages_go_to_the_right_end_and_expensive_ones_to_the_left() -> 
 
 def test_what_is_pinned_or_was_never_produced_stays() -> None:
     for chosen in (COOP_AS_PUBLISHED, DTR, LRU):
-        arena = EvictionArena(192, chosen)
+        arena = OwnArena(192, chosen)
         pinned, opaque, free = (arena.place(64) for _ in range(3))
         arena.produced(pinned, 5, [])
         arena.produced(free, 10**6, [])
@@ -240,7 +240,7 @@ def test_what_is_pinned_or_was_never_produced_stays() -> None:
 
 
 def test_a_released_storage_keeps_its_record_while_something_needs_it() -> None:
-    arena = EvictionArena(1024, COOP_AS_PUBLISHED)
+    arena = OwnArena(1024, COOP_AS_PUBLISHED)
     a, b = arena.place(64), arena.place(64)
     arena.produced(a, 1, [])
     arena.produced(b, 1, [a])
@@ -254,7 +254,7 @@ def test_a_released_storage_keeps_its_record_while_something_needs_it() -> None:
 
 
 def test_an_op_in_place_leaves_a_record_of_the_old_version() -> None:
-    arena = EvictionArena(1024, COOP_AS_PUBLISHED)
+    arena = OwnArena(1024, COOP_AS_PUBLISHED)
     x, reader = arena.place(64), arena.place(64)
     arena.produced(x, 7, [])
     arena.produced(reader, 3, [x])
@@ -273,7 +273,7 @@ def test_an_op_in_place_leaves_a_record_of_the_old_version() -> None:
 
 
 def test_a_change_of_what_cannot_be_made_again_settles_what_was_made_from_it() -> None:
-    arena = EvictionArena(256, COOP_AS_PUBLISHED)
+    arena = OwnArena(256, COOP_AS_PUBLISHED)
     weight = arena.outside(64)
     hidden, kept, other = (arena.place(64) for _ in range(3))
     arena.produced(hidden, 1, [weight])
@@ -292,7 +292,7 @@ def test_a_change_of_what_cannot_be_made_again_settles_what_was_made_from_it() -
 
 
 def test_what_something_held_needs_outlives_its_last_reference_unless_keeping_it_costs_more() -> None:
-    arena = EvictionArena(4096, COOP_AS_PUBLISHED)
+    arena = OwnArena(4096, COOP_AS_PUBLISHED)
     small, large = arena.outside(64), arena.outside(2048)
     x, y = arena.place(128), arena.place(128)
     arena.produced(x, 1, [small])
@@ -306,7 +306,7 @@ def test_what_something_held_needs_outlives_its_last_reference_unless_keeping_it
 
 
 def test_what_is_kept_for_others_goes_where_nothing_else_fits() -> None:
-    arena = EvictionArena(192, COOP, simulated=True)
+    arena = OwnArena(192, COOP, simulated=True)
     kept, made = arena.place(64), arena.place(128)
     arena.settle(kept)
     arena.produced(made, 1, [kept])
@@ -319,7 +319,7 @@ def test_what_is_kept_for_others_goes_where_nothing_else_fits() -> None:
 
 
 def test_what_something_evicted_needs_stays_even_where_nothing_else_fits() -> None:
-    arena = EvictionArena(256, COOP, simulated=True)
+    arena = OwnArena(256, COOP, simulated=True)
     kept, made = arena.place(64), arena.place(128)
     arena.settle(kept)
     arena.produced(made, 1, [kept])
@@ -331,7 +331,7 @@ def test_what_something_evicted_needs_stays_even_where_nothing_else_fits() -> No
 
 
 def test_storages_slide_together_when_the_holes_suffice() -> None:
-    arena = EvictionArena(320, Policy("moving", two_ends=False, relocate=True), simulated=True)
+    arena = OwnArena(320, Policy("moving", two_ends=False, relocate=True), simulated=True)
     ids = [arena.place(64) for _ in range(5)]
     for one in ids:
         arena.produced(one, 10**9, [])
@@ -348,7 +348,7 @@ def test_storages_slide_together_when_the_holes_suffice() -> None:
 
 @pytest.mark.parametrize(("largest", "gone"), [(0, 2), (64, 1), (128, 2)])
 def test_results_of_an_op_need_not_lie_side_by_side(largest: int, gone: int) -> None:
-    arena = EvictionArena(384, replace(policy("coop"), two_ends=False), simulated=True)
+    arena = OwnArena(384, replace(policy("coop"), two_ends=False), simulated=True)
     ids = [arena.place(64) for _ in range(6)]
     for one in ids:
         arena.produced(one, 10, [])
@@ -366,7 +366,7 @@ def test_results_of_an_op_need_not_lie_side_by_side(largest: int, gone: int) -> 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_was_announced_is_placed_without_more_evictions(seed: int) -> None:
     draw = random.Random(seed)
-    arena = EvictionArena(64 * 40, policy("coop"), simulated=True)
+    arena = OwnArena(64 * 40, policy("coop"), simulated=True)
     alive: list[int] = []
     for _ in range(300):
         arena.advance(draw.randint(1, 99))
@@ -386,7 +386,7 @@ def test_what_was_announced_is_placed_without_more_evictions(seed: int) -> None:
 
 
 def test_nothing_moves_before_somebody_can_copy() -> None:
-    arena = EvictionArena(192, Policy("moving", two_ends=False, relocate=True))
+    arena = OwnArena(192, Policy("moving", two_ends=False, relocate=True))
     ids = [arena.place(64) for _ in range(3)]
     for one in ids:
         arena.produced(one, 1, [])
@@ -400,7 +400,7 @@ def test_nothing_moves_before_somebody_can_copy() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_moves_keep_pieces_apart_and_rooted_ones_in_place(seed: int) -> None:
     draw = random.Random(seed)
-    arena = EvictionArena(64 * 40, Policy("moving", relocate=True, patience=100), simulated=True)
+    arena = OwnArena(64 * 40, Policy("moving", relocate=True, patience=100), simulated=True)
     sizes: dict[int, int] = {}
     rooted: dict[int, int] = {}
     for _ in range(300):
@@ -448,7 +448,7 @@ def _evicted_behind(start: int, beside: dict[int, set[int]], evicted: set[int]) 
 def test_a_cost_counts_only_what_depends_on_each_other(seed: int) -> None:
     draw, count = random.Random(seed), 24
     size = 64 * 2 * count
-    arena = EvictionArena(size, policy("coop"), simulated=True)
+    arena = OwnArena(size, policy("coop"), simulated=True)
     costs = [draw.randrange(1, 1000) for _ in range(count)]
     parents = {one: set(draw.sample(range(one), min(one, draw.randrange(4)))) for one in range(count)}
     children = {one: {other for other in parents if one in parents[other]} for one in parents}
