@@ -14,8 +14,10 @@ import tightrope
 from tests.packages import CORE, libraries, package_of, plugins, project
 from tightrope import record
 from tightrope.cli.plugins import GROUP, KNOWN
+from tightrope.core import Graph, Op, Storage
+from tightrope.core.codec import dump_graph
 from tightrope.formats import read
-from tightrope.plan import registry
+from tightrope.plan import registry, solve
 
 HIDE = """
 import importlib.metadata, sys
@@ -176,6 +178,16 @@ def test_a_policy_of_a_missing_plug_in_says_what_to_install() -> None:
     assert done.returncode == 1
     said = "policy=\"planned\" is part of tightrope-planners: pip install 'tightrope[planners]'."
     assert done.stderr.splitlines()[-1] == f"tightrope.core.errors.TightropeError: {said}"
+
+
+def test_the_price_of_fewer_bytes_without_its_plug_in_says_what_to_install(tmp_path: Path) -> None:
+    graph = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
+    (tmp_path / "a.graph.json").write_bytes(dump_graph(graph))
+    solve(graph, budget=128).save(tmp_path / "a.plan.json")
+    assert command("explain", str(tmp_path / "a.plan.json"), hidden=True).returncode == 0
+    done = command("explain", str(tmp_path / "a.plan.json"), "--save", "64B", hidden=True)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("--save is part of tightrope-trace: pip install 'tightrope[trace]'.")
 
 
 def test_other_orders_of_a_missing_plug_in_say_what_to_install() -> None:

@@ -8,9 +8,9 @@ from benchmarks.recorder.nets import Net, net
 from benchmarks.recorder.row import Row
 from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, InfeasibleError, TightropeError, Trace
-from tightrope.record import explain, forecast
+from tightrope.record import forecast
 from tightrope.run.step import TrainingStep
-from tightrope_trace import module_times, record_run
+from tightrope_trace import explain, module_times, record_run
 from tightrope_trace.judge.trace import compare_traces
 
 _BUDGETS: Final = ("75%", "90%", "100%")

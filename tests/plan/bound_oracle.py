@@ -7,7 +7,12 @@ rules allow is tried at every point, and every storage may be freed at any time.
 import heapq
 from random import Random
 
+import msgspec
+
 from tightrope.core import Flag, Graph, Op, OpId, Storage, round_up
+from tightrope.core.graph import RETURN
+
+MS = 1_000_000
 
 Live = frozenset[tuple[int, int]]
 _ONCE = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
@@ -148,3 +153,16 @@ def training_graph(seed: int, *, depth: int) -> Graph:
         storages.append(Storage(number, draw.randint(1, 30), alignment=1))
         ops.append(Op(number, f"op{number}", "op", tuple(sorted(reads)), (number,), ns=draw.randint(0, 20)))
     return Graph(tuple(ops), tuple(storages), name=f"training{seed}", alignment=1)
+
+
+def priced(graph: Graph) -> Graph:
+    """Convolutions are expensive, normalization is not cheap, everything else nearly free."""
+
+    def ns(target: str) -> int:
+        if target == RETURN:
+            return 0
+        return 6 * MS if "conv" in target else MS if "norm" in target else MS // 25
+
+    every = [msgspec.structs.replace(op, ns=ns(op.target)) for op in graph.all_ops()]
+    num = len(graph.ops)
+    return msgspec.structs.replace(graph, ops=tuple(every[:num]), variants=tuple(every[num:]))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from training import Blocks, batches, built
 
 import tightrope
-from tightrope.cli.estimate import estimate_step
+from tightrope.cli.estimate import Asked, describe, steps_of
 from tightrope.cli.target import build
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.refused import OutOfBudgetError
@@ -363,7 +363,8 @@ def build():
 def test_estimate_names_what_a_refusal_names_and_it_works(name: str, make: Make, tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(NET)
-    rows = estimate_step(f"{file}:build", None, None, name, (32, 64))
+    target = f"{file}:build"
+    rows = [describe(one) for one in steps_of(Asked(target, optimizer=name), build(target), (32, 64))]
     assert [row["batch"] for row in rows] == [32, 64]
     assert rows[0]["smallest_bytes"] < rows[1]["smallest_bytes"] == rows[1]["smallest_bytes"]
     smallest = rows[1]["smallest_bytes"]

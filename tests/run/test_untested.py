@@ -14,7 +14,6 @@ from torch._C._dynamo import eval_frame, guards
 from torch._dynamo import variables
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-from torch._functorch import compile_utils
 from torch._subclasses import meta_utils
 from torch.utils import _foreach_utils
 
@@ -69,8 +68,6 @@ SABOTAGES: dict[str, tuple[Any, str, Any]] = {
     "overlaps": (guards, "compute_overlapping_tensors", lambda tensors, symbolic: {0, 1}),
     "forbidden calls": (_eager, "forbidden_calls_known", _nothing),
     "sizes as symbols": (_sizes.Symbolic, "of", staticmethod(lambda _: None)),
-    "joint graphs cut in two": (compile_utils, "raise_getitems", lambda _: None),
-    "partitioners": (_inductor, "partitioning", _nothing),
     "loops": (_inductor, "write", lambda _: "refused"),
 }  # fmt: skip
 """Adapter -> what it uses or does, and something else in its place."""

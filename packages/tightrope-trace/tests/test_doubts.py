@@ -10,8 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from tightrope.core import Event, EventPhase, Graph, Module, Op, Storage, Summary, Trace
 from tightrope.core.trace import POOR_MATCH
 from tightrope.plan import solve
-from tightrope.record import explain
-from tightrope_trace import annotate, diff, dump, load, parse_profile, record_eager, tree_of
+from tightrope_trace import annotate, diff, dump, explain, load, parse_profile, record_eager, tree_of
 from tightrope_trace.align import aligned
 
 

@@ -15,8 +15,8 @@ from tightrope.core import (
 )
 from tightrope.core.provenance import Provenance
 from tightrope.core.repeats import times_by
-from tightrope.record import explain, forecast
-from tightrope_trace import dump, load, module_times
+from tightrope.record import forecast
+from tightrope_trace import dump, explain, load, module_times
 from tightrope_trace.judge.trace import compare_traces
 from tightrope_trace.planned import Recording, record_run
 

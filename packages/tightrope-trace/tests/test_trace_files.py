@@ -20,8 +20,8 @@ from tightrope.core import (
     PlanFileError,
     Trace,
 )
-from tightrope.record import explain, forecast
-from tightrope_trace import dump, load, module_times
+from tightrope.record import forecast
+from tightrope_trace import dump, explain, load, module_times
 from tightrope_trace.columns import MAGIC
 
 
@@ -104,7 +104,7 @@ def test_impossible_traces_made_by_hand_are_refused_by_the_file_too(
     change: dict[str, object], message: str
 ) -> None:
     trace = msgspec.structs.replace(Trace("observed", ()), **change)
-    for door in (module_times, dump):
+    for door in (explain, module_times, dump):
         with pytest.raises(PlanFileError, match=message):
             door(trace)
 

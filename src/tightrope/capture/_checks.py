@@ -18,7 +18,7 @@ import torch.fx
 from tightrope.capture import _compiled, _eager, _guards, _inductor, _norms, _torch
 from tightrope.capture._probes import CAPTURE, gone
 from tightrope.capture.api import capture_program
-from tightrope.capture.dynamo import boxed, make_backend
+from tightrope.capture.dynamo import make_backend
 from tightrope.capture.program import Program
 from tightrope.core import TightropeError
 
@@ -357,39 +357,6 @@ def _sizes_as_symbols() -> bool:
     return program.sizes == (5,) and other.sizes == (9,) and len(other.graph.ops) == len(program.graph.ops)
 
 
-def _joint_graphs_cut() -> bool:
-    def partition(
-        joint: torch.fx.GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any
-    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        _inductor.tidy_joint(joint)
-        saved = [node for node in joint.graph.find_nodes(op="placeholder") if "primals" in node.name]
-        return _inductor.split_joint(joint, saved, num_forward_outputs=num_fwd_outputs)
-
-    def run(part: torch.fx.GraphModule, _: Any) -> Any:
-        return boxed(lambda args: part(*args))
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x.exp().sin().sum()
-
-    given, alike = (torch.ones(3, requires_grad=True) for _ in range(2))
-    with _traceable(function, _torch.aot_backend(partition, run, run, run)) as compiled:
-        compiled(given).backward()
-    function(alike).backward()  # type: ignore[no-untyped-call]
-    return given.grad is not None and alike.grad is not None and torch.equal(given.grad, alike.grad)
-
-
-def _partitioners() -> bool:
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    split = _inductor.custom_partitioner(lambda *_, **__: None, "one")  # type: ignore[arg-type]
-    solver = _inductor.knapsack_solver(lambda *_: ([], []), "two")
-    with _inductor.partitioning(split, solver):
-        found = inductor.custom_partitioner_fn, functorch.activation_memory_budget_solver
-    keys = split.uuid(), solver.uuid()
-    return found == (split, solver) and keys == ("one", "two") and inductor.custom_partitioner_fn is None
-
-
 def _loops() -> bool:
     given = (torch.Size((64,)), (1,), torch.float32)
     text = _inductor.write(_inductor.Loops("check", lambda args: (args[0].exp().neg(),), [given]))
@@ -420,8 +387,6 @@ CHECKS: Final[dict[str, Callable[[], bool]]] = {
     "overlaps": _overlaps,
     "forbidden calls": _forbidden_calls,
     "sizes as symbols": _sizes_as_symbols,
-    "joint graphs cut in two": _joint_graphs_cut,
-    "partitioners": _partitioners,
     "loops": _loops,
 }
 """Adapter -> what tells whether it works."""

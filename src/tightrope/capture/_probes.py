@@ -105,19 +105,6 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
         "torch._dynamo.variables.UserFunctionVariable",
     ),
     "sizes as symbols": ("torch.fx.experimental.symbolic_shapes.ShapeEnv",),
-    "joint graphs cut in two": (
-        "torch._functorch.compile_utils.fx_graph_cse",
-        "torch._functorch.compile_utils.raise_getitems",
-        "torch._functorch.partitioners._extract_fwd_bwd_modules",
-        "torch._functorch.partitioners.classify_nodes",
-        "torch._functorch.partitioners.reordering_to_mimic_autograd_engine",
-    ),
-    "partitioners": (
-        "torch._inductor.custom_graph_pass.CustomPartitionerFn",
-        "torch._inductor.custom_graph_pass.CustomKnapsackSolver",
-        "torch._inductor.config.custom_partitioner_fn",
-        "torch._functorch.config.activation_memory_budget_solver",
-    ),
     "loops": (
         "torch._inductor.compile_fx.compile_fx_inner",
         "torch._inductor.decomposition.select_decomp_table",
@@ -138,9 +125,7 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
 
 LOOPS: Final = ("loops",)
 """What ``fuse=True`` needs; plans run without."""
-PARTITION: Final = ("joint graphs cut in two", "partitioners")
-"""What `tightrope_planners.partition` needs."""
-CAPTURE: Final = tuple(name for name in PROBES if name not in LOOPS + PARTITION)
+CAPTURE: Final = tuple(name for name in PROBES if name not in LOOPS)
 """What a capture, and with it every plan, needs."""
 EVICTION: Final = ("storages", "ops that run")
 """What level E needs of that."""

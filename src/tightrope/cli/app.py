@@ -21,10 +21,11 @@ from tightrope.cli import (
 )
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.plugins import CommandGroup
-from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
+from tightrope.cli.sound import Sound, check_outputs, graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
 from tightrope.core.arguments import check_seconds
 from tightrope.core.codec import dump_graph
+from tightrope.core.plugins import absent, installed, loaded
 from tightrope.core.units import shown
 from tightrope.core.version import VERSION
 from tightrope.core.writing import write_whole
@@ -179,17 +180,15 @@ def explain(
 ) -> None:
     """Say why each storage was kept, recomputed or paged, largest first.
 
-    With the graph, storages have the names of their tensors and modules. The text then also has the
-    stage and module that take most time, and the buffers alive at the peak.
+    With the graph, storages have the names of their tensors and modules. The plug-in tightrope-trace adds
+    where the time goes, and what is alive at the peak.
     """
     if graph is None and graph_beside(plan) is None:
         found, answers = Plan.load(plan), None
         text = found.explain(top=top)
     else:
-        from tightrope.cli.explaining import answers_of
-
         sound = read_sound(plan, graph, machine)
-        found, answers = sound.plan, answers_of(sound, save, top)
+        found, answers = sound.plan, _answers(sound, save, top)
         text = found.explain(sound.graph, top=top)
     if json:
         reasons = sorted(found.reasons, key=lambda reason: (-reason.bytes, reason.storage))
@@ -208,6 +207,15 @@ def explain(
         if answers is not None:
             for line in str(answers).splitlines():
                 console().print(printable(line), markup=False, soft_wrap=True)
+
+
+def _answers(sound: Sound, save: str | None, top: int) -> Any:
+    """Ask the plug-in that answers about plans; None without it."""
+    if entries := installed("tightrope.answers").get("plan", ()):
+        return loaded("what answers about plans", entries)(sound, save, top)
+    if save is not None:
+        raise absent("--save", "trace")
+    return None
 
 
 @app.command(

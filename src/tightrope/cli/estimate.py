@@ -12,10 +12,9 @@ from tightrope.capture import Program, measured
 from tightrope.capture._eager import tensors_in
 from tightrope.capture._torch import storage_key
 from tightrope.capture.alike import ShortProgram
-from tightrope.cli.asked import check_asked
 from tightrope.cli.capturing import capture_target, is_on_meta
 from tightrope.cli.sizes import AXES, Axis, length_of, resized, size_of
-from tightrope.cli.target import Built, build
+from tightrope.cli.target import Built
 from tightrope.core import (
     Buffer,
     Bytes,
@@ -272,29 +271,6 @@ def sized_step(asked: Asked, built: Built, sizes: Mapping[Axis, int], *, noted: 
             raise
         said = " ".join(f"--{axis} {size}" for axis, size in sizes.items())
         raise CaptureError(f"with {said}: {error}") from error
-
-
-def estimate_step(
-    target: str, budget: str | None, machine: Machine | None, optimizer: str, batches: Sequence[int] = ()
-) -> list[dict[str, Any]]:
-    """Size the training step of ``FILE.py:FUNCTION`` without running it.
-
-    Args:
-        target: what to capture.
-        budget: bytes to fit in, or a share of what the step needs; None = the machine's memory.
-        machine: whose memory and rates count; None = this one, and every op is measured here, alone.
-        optimizer: one of `OPTIMIZERS`.
-        batches: sizes of the inputs' first dimension; none = as they are.
-
-    Returns:
-        What `describe` says per batch.
-
-    Raises:
-        TightropeError: the step cannot be captured, or an argument cannot be read.
-    """
-    check_asked(budget, optimizer)
-    asked = Asked(target, budget, machine, optimizer)
-    return [describe(step) for step in steps_of(asked, build(target), batches)]
 
 
 def limit_of(step: Step) -> Bytes:

@@ -273,7 +273,7 @@ def doubts(in_order: int, in_place: int) -> str:
 SURE_MATCH: Final = 0.99
 """From it on the modules of a profile are proved."""
 POOR_MATCH: Final = 0.95
-"""Below it a profile may be of another model: ``tests/record/test_doubts.py`` tells nets as each other."""
+"""Below it a profile may be of another model: tests of tightrope-trace tell nets as each other."""
 ROOT = Module("")
 
 

@@ -18,12 +18,13 @@ import torch.fx
 from msgspec.structs import replace
 from torch.utils.checkpoint import CheckpointPolicy
 
-from tightrope.capture import _inductor, _torch
+from tightrope.capture import _torch
 from tightrope.capture.build import build_program
 from tightrope.capture.program import Program
 from tightrope.capture.typed import tensor_of
 from tightrope.capture.variants import members
 from tightrope.core import CaptureError, Graph, Kind, Op, OpId, StorageId
+from tightrope_planners import _torch as cut
 
 _ALIKE = frozenset(
     ("full", "full_like", "inductor_random", "inductor_lookup_seed", "iota", "convert_element_type", "where")
@@ -169,7 +170,7 @@ def split_joint(
     inputs = [n for n in joint.module.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
     early = _forward_nodes(joint).difference(inputs)
     saved = inputs + [joint.roots[s] for s in sorted(passing) if joint.roots.get(s) in early]
-    forward, backward = _inductor.split_joint(
+    forward, backward = cut.split_joint(
         joint.module, saved, num_forward_outputs=joint.num_forward_outputs, static=static
     )
     _check_split(joint.graph, forward, backward)

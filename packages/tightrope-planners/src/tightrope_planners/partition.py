@@ -27,12 +27,12 @@ from typing import Any
 
 import torch.fx
 
-from tightrope.capture import _inductor
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, StorageId, format_bytes, parse_bytes
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import open_solver, outside_peak
 from tightrope.plan.model import build
 from tightrope.price import price_graph, table
+from tightrope_planners import _torch
 from tightrope_planners import joint as joint_graphs
 from tightrope_planners.joint import Joint, joint_of, mark_nodes, must_keep, read_joint, split_joint
 from tightrope_planners.peers import mincut, mincut_prices
@@ -111,7 +111,7 @@ def partitioner(budget: Budget, *, machine: Machine | None = None) -> Any:
         True
     """
     split = functools.partial(_split, budget=budget, machine=machine)
-    return _inductor.custom_partitioner(split, _key("partitioner", budget, machine))
+    return _torch.custom_partitioner(split, _key("partitioner", budget, machine))
 
 
 def _split(
@@ -148,7 +148,7 @@ def split_within(
         CaptureError: dynamic shapes, or an op that is half a view.
         InfeasibleError: no choice fits.
     """
-    _inductor.tidy_joint(module)
+    _torch.tidy_joint(module)
     joint = read_joint(module, num_forward_outputs=num_forward_outputs)
     kept = frozenset[StorageId]()
     if _has_backward(joint):
@@ -169,7 +169,7 @@ def knapsack_solver(budget: Budget, *, machine: Machine | None = None) -> Any:
     about, and torch makes all of it again.
     """
     choose_saved = functools.partial(_choose_saved, budget=budget, machine=machine)
-    return _inductor.knapsack_solver(choose_saved, _key("knapsack", budget, machine))
+    return _torch.knapsack_solver(choose_saved, _key("knapsack", budget, machine))
 
 
 def _choose_saved(
@@ -215,7 +215,7 @@ def within(budget: Budget, *, machine: Machine | None = None) -> Iterator[None]:
     """
     parse_bytes(budget, whole=1)
     solver = knapsack_solver(budget, machine=machine)
-    with _inductor.partitioning(partitioner(budget, machine=machine), solver):
+    with _torch.partitioning(partitioner(budget, machine=machine), solver):
         yield
 
 
@@ -226,12 +226,12 @@ def install(budget: Budget, *, machine: Machine | None = None) -> None:
         BudgetSyntaxError: the budget is not an amount of memory.
     """
     parse_bytes(budget, whole=1)
-    _inductor.set_partitioning(partitioner(budget, machine=machine), knapsack_solver(budget, machine=machine))
+    _torch.set_partitioning(partitioner(budget, machine=machine), knapsack_solver(budget, machine=machine))
 
 
 def uninstall() -> None:
     """Give torch's own partitioner back its work."""
-    _inductor.unset_partitioning()
+    _torch.unset_partitioning()
 
 
 def _infeasible(graph: Graph, asked: Bytes, found: Bytes) -> InfeasibleError:

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tightrope
-from tests.plan.bound_oracle import least_time, plain_graph
+from tests.plan.bound_oracle import least_time, plain_graph, priced
 from tests.plan.test_bound_time import drawn
-from tests.record.test_savings import priced
 from tightrope.core import (
     Choice,
     Fixing,
@@ -28,7 +27,7 @@ from tightrope.judge.cover import extra_time
 from tightrope.lower import problems
 from tightrope.plan import solve, whole_bytes
 from tightrope.plan.bound.cover import TimeBound, time_bound
-from tightrope.record import explain, forecast
+from tightrope.record import forecast
 from tightrope_planners.bound.close import close_bound
 from tightrope_planners.judge.stages import staged_time
 
@@ -228,6 +227,7 @@ def test_the_price_of_fewer_bytes_is_exact_where_stages_prove_it() -> None:
     plan = solve(graph, budget=2 * whole_bytes(graph))
     less = solve(graph, budget=plan.forecast.total * 9 // 10, bound=True)
     assert less.certificate.proved
+    explain = pytest.importorskip("tightrope_trace").explain
     assert f"more, exactly: the plan for {format_bytes(less.budget)}" in str(
         explain(forecast(graph, plan, others=(less,)), save=plan.forecast.total - less.budget).saving
     )

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.planners.partition import Dropped
-from tightrope.capture import _inductor, _torch
+from tightrope.capture import _torch
 from tightrope.capture._torch import reset_dynamo
 from tightrope.core import BudgetSyntaxError, CaptureError, InfeasibleError
 from tightrope.native.build import compiler
 from tightrope.native.hook.allocator import allocator
+from tightrope_planners import _torch as cut
 from tightrope_planners import partition
 from tightrope_planners.joint import must_keep, read_joint, split_joint
 
@@ -218,13 +219,13 @@ def test_what_torch_puts_into_cache_keys_can_be_pickled_and_names_the_budget() -
 
 
 def test_a_split_that_would_draw_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = _inductor.split_joint
+    split = cut.split_joint
 
     def forgetful(joint: Any, saved: Any, **options: Any) -> Any:
         placeholders = [node for node in saved if node.op == "placeholder"]
         return split(joint, placeholders, **options)
 
-    monkeypatch.setattr(_inductor, "split_joint", forgetful)
+    monkeypatch.setattr(cut, "split_joint", forgetful)
     seen: list[str] = []
 
     def ours(joint: Any, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:

@@ -14,6 +14,7 @@ What runs a model is imported when it is first used: it needs torch.
 from typing import TYPE_CHECKING
 
 from tightrope.core.lazy import lazily
+from tightrope_trace.answers import Answers, explain
 from tightrope_trace.changes import TraceDiff, diff
 from tightrope_trace.columns import dump, load, read, save
 from tightrope_trace.export import to_chrome, to_snapshot
@@ -41,6 +42,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "Answers",
     "DryRun",
     "EagerRecording",
     "Recording",
@@ -49,6 +51,7 @@ __all__ = [
     "diff",
     "dry_run",
     "dump",
+    "explain",
     "load",
     "module_times",
     "parse_profile",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from tightrope.cli.explaining import smaller_plan
 from tightrope.cli.sound import check_outputs, read_sound
 from tightrope.core import Bytes, Module, TightropeError, Trace, parse_bytes, printable
 from tightrope.core.codec import dump_graph
 from tightrope.core.trace_check import MAX_REPEATS
 from tightrope.core.units import shown
 from tightrope.core.writing import write_whole
+from tightrope_trace.commands.explaining import smaller_plan
 
 if TYPE_CHECKING:
     from tightrope_trace import DryRun
@@ -65,8 +65,7 @@ def trace(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say where time and bytes go, what would save some, and what changed; export for other viewers."""
-    from tightrope.record import explain
-    from tightrope_trace import diff, to_chrome, to_snapshot
+    from tightrope_trace import diff, explain, to_chrome, to_snapshot
     from tightrope_trace import save as save_trace
 
     check_outputs([output, perfetto, snapshot], [file, graph, against])
@@ -152,7 +151,7 @@ def record(
         parse_bytes(budget, whole=1)
     sound = read_sound(plan, graph) if plan is not None else None
     built = build(target)
-    from tightrope.record import explain
+    from tightrope_trace import explain
     from tightrope_trace import save as save_trace
     from tightrope_trace.commands.recording import RecordingRequest, recorded
 

@@ -6,12 +6,13 @@ from tightrope.cli.sound import Sound
 from tightrope.core import Bytes, InfeasibleError, Plan, parse_bytes
 
 if TYPE_CHECKING:
-    from tightrope.record import Answers
+    from tightrope_trace import Answers
 
 
 def answers_of(sound: Sound, save: str | None, top: int) -> "Answers":
     """Answer what a plan's simulation can."""
-    from tightrope.record import explain, forecast
+    from tightrope.record import forecast
+    from tightrope_trace import explain
 
     asked: Bytes = parse_bytes(save, name="save") if save is not None else 0
     others = smaller_plan(sound, asked)

@@ -6,14 +6,12 @@ import torch
 from torch import nn
 
 import tightrope
-from tests.plan.bound_oracle import least_time, plain_graph, training_graph
+from tests.plan.bound_oracle import least_time, plain_graph, priced, training_graph
 from tightrope.core import BudgetPoint, Graph, JudgeError, Summary, Trace, format_bytes, format_time
-from tightrope.core.graph import RETURN
 from tightrope.plan import plan_curve, solve, whole_bytes
-from tightrope.record import explain, forecast
-from tightrope.record.savings import Price, price_of
-
-MS = 1_000_000
+from tightrope.record import forecast
+from tightrope_trace import explain
+from tightrope_trace.savings import Price, price_of
 
 
 def curved(graph: Graph) -> Trace:
@@ -63,19 +61,6 @@ def test_most_of_these_intervals_are_narrow_and_many_exact() -> None:
     assert len(known) > len(found) // 2
     assert sum(price.exact for price in known) > len(known) // 2
     assert any(price.exact and price.most_ns for price in known)
-
-
-def priced(graph: Graph) -> Graph:
-    """Convolutions are expensive, normalization is not cheap, everything else nearly free."""
-
-    def ns(target: str) -> int:
-        if target == RETURN:
-            return 0
-        return 6 * MS if "conv" in target else MS if "norm" in target else MS // 25
-
-    every = [msgspec.structs.replace(op, ns=ns(op.target)) for op in graph.all_ops()]
-    num = len(graph.ops)
-    return msgspec.structs.replace(graph, ops=tuple(every[:num]), variants=tuple(every[num:]))
 
 
 def test_a_tensor_that_a_cheap_op_makes_costs_what_its_inputs_cost() -> None:

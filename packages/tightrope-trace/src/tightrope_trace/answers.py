@@ -6,7 +6,7 @@ from typing import Any
 from tightrope.core import Bytes, EventPhase, Nanoseconds, Trace, format_bytes, format_time
 from tightrope.core.trace import doubts
 from tightrope.core.trace_check import check_trace
-from tightrope.record.savings import Saving, saving
+from tightrope_trace.savings import Saving, saving
 
 _STEP = tuple(EventPhase)
 

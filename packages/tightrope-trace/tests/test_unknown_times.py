@@ -3,7 +3,8 @@
 import torch
 
 import tightrope
-from tightrope.record import explain, forecast
+from tightrope.record import forecast
+from tightrope_trace import explain
 
 
 def test_an_unknown_time_is_never_0_ns() -> None:
