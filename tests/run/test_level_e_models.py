@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import traceback
 from collections.abc import Callable
 
 import pytest
@@ -223,7 +224,7 @@ def test_level_0_is_left_where_steps_differ() -> None:
     assert "level 0 was left" in tightrope.report(model).why
 
 
-def dropping(budget: str | int) -> None:
+def dropping(budget: str | int, rows: int = 2048) -> None:
     """Train without dropping any layer."""
     torch.manual_seed(0)
     model = Dropping()
@@ -231,7 +232,7 @@ def dropping(budget: str | int) -> None:
     tightrope.compile(model, budget=budget, progress=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(4):
-        model(torch.randn(2048, 64)).square().mean().backward()
+        model(torch.randn(rows, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -242,6 +243,18 @@ def test_a_refusal_names_little_more_than_what_the_first_steps_took() -> None:
     named = re.findall(r'budget="(\d+)%"', str(refused.value))
     assert named, str(refused.value)
     assert 20 < int(named[-1]) <= 104
+
+
+@pytest.mark.parametrize("rows", [32, 2048])
+def test_a_refusal_before_a_step_names_a_part_of_what_steps_took(rows: int) -> None:
+    """A guess of its own would be a multiple of a small step, and too little for a large one."""
+    gc.collect()
+    with pytest.raises(tightrope.InfeasibleError, match=r"earlier steps|guess") as refused:
+        dropping("1%", rows)
+    named = re.findall(r'budget="(\d+)%"', str(refused.value))[0]
+    assert 50 < int(named) <= 104
+    traceback.clear_frames(refused.tb)  # they hold the model, and with it its limit
+    dropping(f"{named}%", rows)
 
 
 def test_a_step_that_runs_again_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +283,22 @@ def test_budgets_of_other_models_do_not_limit_the_steps_that_a_percentage_is_of(
     assert found.level == "E"
     assert found.observed_total <= found.budget
     assert tightrope.report(other).level == "L1"
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level L0")
+def test_level_0_is_left_where_planned_addresses_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients die before the loss is large; beside an arena, which has room for it, they do not fit."""
+    monkeypatch.setattr("tightrope.run.session.compiled.wants_eviction", lambda *_: False)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 64), Dropping())
+    gc.collect()
+    weights = sum(one.nbytes for one in model.parameters())
+    budget = accounts().charged() + 5 * weights + weights // 2
+    tightrope.compile(model, budget=budget, progress=False)
+    for _ in range(6):
+        out = model(torch.randn(16, 1024))
+        model.zero_grad()
+        out.mean().expand(weights // 4).clone().square().mean().backward()
+        assert accounts().charged() <= budget
+    assert tightrope.report(model).level == "E"
+    assert "do not fit, so level 0 was left" in tightrope.report(model).why

@@ -83,6 +83,62 @@ def test_a_layer_of_an_lstm_runs_again() -> None:
     assert all(proof.checked for proof in tightrope.report(twin).proofs)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_cells_are_planned_bit_for_bit(kind: type[nn.RNNCellBase], bias: bool) -> None:
+    """The last bits of a sigmoid depend on whether its gate is a column of a wider tensor."""
+    torch.manual_seed(0)
+    cell = kind(24, 48, bias=bias)
+
+    def gradients_of(called: nn.Module) -> list[torch.Tensor]:
+        cell.zero_grad()
+        x, state = torch.ones(70, 24, requires_grad=True), torch.ones(70, 48, requires_grad=True)
+        state_of = (lambda h: (h, h)) if kind is nn.LSTMCell else (lambda h: h)
+        found = called(x.sin() * torch.arange(24), state_of(state.cos()))
+        last = found[0] if isinstance(found, tuple) else found
+        (last * torch.linspace(-1, 1, 48)).sum().backward()
+        return [last.detach(), x.grad, state.grad, *(one.grad.clone() for one in cell.parameters())]
+
+    wanted = gradients_of(cell)
+    tightrope.compile(cell, budget="64MiB", progress=False)
+    assert all(map(torch.equal, wanted, gradients_of(cell)))
+    assert tightrope.report(cell).level == "L1"
+
+
+class Carried(nn.Module):
+    """An LSTM that gets the state of the batch before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(50, 48), nn.LSTM(48, 48, 2, dropout=0.2)
+
+    def forward(self, x: torch.Tensor, state: Any = None) -> Any:
+        found, state = self.layers(self.embed(x), state)
+        return found @ self.embed.weight.t(), state
+
+
+@pytest.mark.parametrize("percent", [100, 75])
+def test_a_state_that_no_loss_reads_leaves_the_budget_s_room(percent: int) -> None:
+    """The second backward is captured anew; what that measured once is not run within the budget again."""
+    torch.manual_seed(0)
+    plain, words = Carried(), torch.randint(0, 50, (60, 32))
+    twin = copy.deepcopy(plain)
+    gc.collect()
+    tightrope.compile(twin, budget=f"{percent}%", progress=False)
+    for model in (plain, twin):
+        torch.manual_seed(1)
+        optimizer, state = torch.optim.SGD(model.parameters(), lr=1.0), None
+        for at in range(0, 48, 12):
+            scores, state = model(words[at : at + 12], state)
+            state = tuple(one.detach() for one in state)
+            nn.functional.cross_entropy(scores.flatten(0, 1), words[at + 1 : at + 13].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(map(torch.equal, plain.parameters(), twin.parameters()))
+    assert tightrope.report(twin).level == "L1"
+
+
 @pytest.mark.parametrize("grad_mode", [False, True])
 def test_without_gradients_the_kernel_is_that_of_eager(grad_mode: bool) -> None:
     model, batch = made(nn.LSTM)

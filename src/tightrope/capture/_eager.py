@@ -28,6 +28,7 @@ from tightrope.capture._guards import functions_keep_their_derivatives, overlaps
 from tightrope.capture._norms import norms_laid_out
 from tightrope.capture._random import random_objects_left
 from tightrope.capture.for_all import ForAll
+from tightrope.capture.recurrent import gru_cell
 from tightrope.core import CaptureError
 
 _DECOMPOSED: Final = frozenset(
@@ -35,6 +36,7 @@ _DECOMPOSED: Final = frozenset(
 )
 """Batch norm is recorded in a form that says what it changes; eager checks one-hot against its values."""
 
+_COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 _RECURRENT: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _NARROW: Final = (torch.bfloat16, torch.float16)
 """Types for which oneDNN has a kernel of an LSTM layer on some processors; it has one for float32 on all."""
@@ -303,7 +305,11 @@ def _kernels_recorded() -> Iterator[None]:
 
     keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
     recurrent = [getattr(torch.ops.aten, name).input for name in _RECURRENT]
-    ours = {torch.ops.aten.dropout.default: _dropout} | {op: partial(_recurrent, op) for op in recurrent}
+    ours: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.dropout.default: _dropout,
+        torch.ops.aten.gru_cell.default: _gru_cell,
+    }
+    ours |= {op: partial(_recurrent, op) for op in recurrent}
     loaded = (op for op in all_py_loaded_overloads() if op.namespace == "aten" and str(op) not in _DECOMPOSED)
     before = {
         op: {key: op.py_kernels[key] for key in keys if key in op.py_kernels} for op in {*loaded, *ours}
@@ -338,8 +344,14 @@ def _dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if train and 0 < p < 1 and given.numel() and given.is_floating_point():
         found: torch.Tensor = aten.native_dropout.default(given, p, train)[0]
         return found
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return aten.dropout.default._op_dk(composite, given, p, train)  # type: ignore[no-any-return]
+    return aten.dropout.default._op_dk(_COMPOSITE, given, p, train)  # type: ignore[no-any-return]
+
+
+def _gru_cell(given: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Record a cell of a GRU; on a GPU it is one kernel."""
+    if given.device.type == "cpu":
+        return gru_cell(given, *args)
+    return torch.ops.aten.gru_cell.default._op_dk(_COMPOSITE, given, *args)  # type: ignore[no-any-return]
 
 
 def _recurrent(op: Any, given: torch.Tensor, *args: Any) -> Any:
@@ -360,7 +372,7 @@ def _recurrent(op: Any, given: torch.Tensor, *args: Any) -> Any:
             f"{op} computes {cells} cells one by one, one per step, layer and direction: more than "
             f"{_MOST_CELLS} are not planned."
         )
-    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, given, *args)
+    return op._op_dk(_COMPOSITE, given, *args)
 
 
 def _has_kernel(given: torch.Tensor) -> bool:

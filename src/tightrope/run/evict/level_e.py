@@ -48,6 +48,8 @@ _HIGHER_ORDER: Final = (
 )
 _ROOMY: Final = 4
 """One part in so many is left for a loss outside of the model that is larger than was guessed."""
+_AGAIN: Final = 4
+"""One part in so many of what a step keeps is likely to be computed again in good time."""
 _MOST_AGAIN: Final = 30.0
 """A step that would run ops again for so many times its own time is refused."""
 
@@ -198,9 +200,14 @@ class EvictedSteps:
         self.persistent = accounts.charged()
         self.arena = self._arena_at(self.budget)
         if self.arena < _LEAST:
-            more = Row("the step", max(4 * self._gradients(), 1 << 20) + _LEAST, "guess")
             named = accounts.to_try(self.budget)[1]
             ledger = replace(self._ledger(self.budget), least=named.keeping)
+            known = self.unplanned - ledger.needed(0)
+            guess = max(4 * self._gradients(), 1 << 20, known - known // _AGAIN) + _LEAST
+            if _LEAST <= known < guess:
+                more = Row("the step", known, "measured", "earlier steps")
+            else:
+                more = Row("the step", guess, "guess")
             raise ledger.explain(more, bound=self.persistent, notes=["More may be needed."])
         block = evict(self.arena, most_again=_MOST_AGAIN)
         block.advise, block.grows = self._advise, True

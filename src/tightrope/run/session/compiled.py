@@ -13,7 +13,7 @@ import torch
 
 from tightrope.capture.dynamo import Runner
 from tightrope.capture.program import Program
-from tightrope.core import TightropeError, format_bytes
+from tightrope.core import InfeasibleError, TightropeError, format_bytes
 from tightrope.core.ledger import Ledger, Row
 from tightrope.run.base.arguments import AS_EAGER
 from tightrope.run.base.shapes import Shapes
@@ -116,7 +116,7 @@ class CompiledModel:
         self.measured: MeasuredSteps | None = None
         self._share: Callable[[int], int] | None = None
         self._differed: object = None
-        self._num_differ = 0
+        self._num_differ, self._unplaced = 0, ""
         self._if_steps_differ: weakref.ref[torch.nn.Module] | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
@@ -351,11 +351,12 @@ class CompiledModel:
         self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
         warnings.warn(f"tightrope: level E ({what}). {self.why}", stacklevel=6)
 
-    def _steps_differ(self, replayed: Replay) -> bool:
-        """Tell whether steps at level 0 are too often others than the recorded one."""
+    def _steps_differ(self, replayed: Replay) -> str:
+        """Say whether steps at level 0 are too often others than the recorded one."""
         if replayed.divergence is not self._differed:
             self._differed, self._num_differ = replayed.divergence, self._num_differ + 1
-        return self._num_differ >= _DIFFERENT and self._num_differ * (1 + _DIFFERENT) > replayed.steps
+        often = self._num_differ >= _DIFFERENT and self._num_differ * (1 + _DIFFERENT) > replayed.steps
+        return "Steps differ in what they allocate" if often else ""
 
     def _leave_replay(self, why: str) -> None:
         """Give up planned addresses: what is not as recorded lies on the heap besides."""
@@ -380,8 +381,8 @@ class CompiledModel:
             return plain(*args, **kwargs)
         assert self.replay is not None
         self.accounts.open_step(None)
-        if self._if_steps_differ is not None and self._steps_differ(self.replay):
-            self._leave_replay("Steps differ in what they allocate, so level 0 was left.")
+        if self._if_steps_differ is not None and (why := self._unplaced or self._steps_differ(self.replay)):
+            self._leave_replay(f"{why}, so level 0 was left.")
             return self.unplanned(plain, args, kwargs)
         self.replay.__enter__()
         self._inside_step = True
@@ -396,10 +397,19 @@ class CompiledModel:
             warnings.warn(f"tightrope: level L0. {why}", stacklevel=6)
 
     def end_step(self) -> None:
-        """Tell the L0 recorder that the open training step, if any, is over."""
+        """Tell the L0 recorder that the open training step, if any, is over.
+
+        Raises:
+            InfeasibleError: its addresses do not fit, and level E cannot go on.
+        """
         if self._inside_step and self.replay is not None:
             self._inside_step = False
-            self.replay.__exit__(None, None, None)
+            try:
+                self.replay.__exit__(None, None, None)
+            except InfeasibleError:
+                if self._if_steps_differ is None:
+                    raise
+                self._unplaced = "Planned addresses do not fit"
 
 
 _BY_BACKEND: Final[list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]]] = []
