@@ -288,7 +288,7 @@ def test_budgets_of_other_models_do_not_limit_the_steps_that_a_percentage_is_of(
 @pytest.mark.filterwarnings("ignore:tightrope. level L0")
 def test_level_0_is_left_where_planned_addresses_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients die before the loss is large; beside an arena, which has room for it, they do not fit."""
-    monkeypatch.setattr("tightrope.run.session.compiled.wants_eviction", lambda *_: False)
+    monkeypatch.setattr("tightrope.run.session.compiled.wants_eviction", lambda *_, **__: False)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 64), Dropping())
     gc.collect()
@@ -302,3 +302,45 @@ def test_level_0_is_left_where_planned_addresses_do_not_fit(monkeypatch: pytest.
         assert accounts().charged() <= budget
     assert tightrope.report(model).level == "E"
     assert "do not fit, so level 0 was left" in tightrope.report(model).why
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level L0")
+@pytest.mark.parametrize(("times", "level"), [(1.5, "E"), (2.5, "L0")])
+def test_level_0_wants_room_for_two_steps_where_values_decide(times: float, level: str) -> None:
+    """It drops layers in the call that is measured, and none in later ones."""
+
+    def trained(budget: int) -> tuple[str, Bytes]:
+        model = Dropping()
+        tightrope.compile(model, budget=budget, progress=False)
+        for most in (5, 8, 8, 5, 8):
+            model(torch.randn(512, 64)).square().mean().backward()
+            model.zero_grad()
+            model.most = most
+        return tightrope.report(model).level, accounts().enough.keeping
+
+    gc.collect()
+    _, enough = trained(accounts().charged() + (64 << 20))
+    gc.collect()
+    assert trained(int(times * enough))[0] == level
+
+
+def test_a_large_request_when_much_is_gone_already_is_not_added_to_the_most() -> None:
+    """The gradient of a table comes last; what its step held at most is of the moment before."""
+    torch.manual_seed(0)
+    table, layers = nn.Embedding(40_000, 16), Dropping()
+    model = nn.Sequential(table, nn.Linear(16, 64), layers)
+    layers.most = 8
+    gc.collect()
+    tightrope.compile(model, budget="50%", progress=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def trained() -> None:
+        for _ in range(4):
+            model(torch.randint(0, 40_000, (2048,))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(tightrope.OutOfBudgetError) as refused:
+        trained()
+    named = re.findall(r'budget="(\d+)%"', str(refused.value))
+    assert [int(one) for one in named] == [100]

@@ -298,6 +298,14 @@ class Eviction:
         """Bytes that what lives on fits into; None where it does, and something else was short."""
         return round_up(held, ALIGNMENT) if held > self._size else None
 
+    def held(self) -> Bytes:
+        """Bytes of tensors of the arena now, evicted ones included."""
+        assert self._watch is not None
+        window = self._watch.window
+        with collector_paused():
+            every = [one for resident in (True, False) for one in window.held(resident=resident)]
+            return sum(round_up(window.size(one), ALIGNMENT) for one in every)
+
     def budget_for(self, asked: Bytes) -> Bytes:
         """Compute a budget that allows a request of so many bytes now.
 
@@ -307,12 +315,8 @@ class Eviction:
         named = self.size + max(asked, self.budget // 64, _LEAST_MORE)
         if self._watch is None:
             return named
-        window = self._watch.window
-        with collector_paused():
-            every = [one for resident in (True, False) for one in window.held(resident=resident)]
-            held = sum(round_up(window.size(one), ALIGNMENT) for one in every)
-        named = max(named, self.most_held)
-        walls = window.walls() if asked else []
+        named, held = max(named, self.most_held), self.held()
+        walls = self._watch.window.walls() if asked else []
         num_gaps = min(1 + len(walls), _MOST_GAPS)
         stay = sum(round_up(size, ALIGNMENT) for _, size, _ in walls)
         return max(named, held + round_up(asked, ALIGNMENT), stay + num_gaps * round_up(asked, ALIGNMENT))

@@ -244,15 +244,22 @@ class EvictedSteps:
         if more and not wants_eviction(self._accounts, allows + more, ""):  # nothing is dropped at level 0
             allows = max(allows, self._accounts.likely.keeping + asked)
         named = max(allows, self.unplanned) + more
-        # the first step neither kept gradients nor began with an optimizer's state
-        grown = max(self.persistent - self._held_then, 0) if self._held_then else 0
-        whole = max(self.unplanned + grown, self._whole(last) + asked)
-        if self.unplanned and whole + whole // GAPS > self.budget:  # else what stays splits the arena
-            named = min(named, whole + whole // GAPS)
+        if self.unplanned and (whole := self._roomy(last, asked)) > self.budget:
+            named = min(named, whole)  # else what stays splits the arena
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
         if more:
             why = f"it allows this request, and {more} bytes of what comes after it, which was not seen yet"
         return f"Try {said(named)} next: {why}.", named
+
+    def _roomy(self, block: Eviction, asked: Bytes) -> Bytes:
+        """Compute a budget in which the step under way keeps all so far, and in which earlier steps did."""
+        now = self._accounts.charged() - block.size + block.held() + asked
+        # the first step neither kept gradients nor began with an optimizer's state
+        grown = max(self.persistent - self._held_then, 0) if self._held_then else 0
+        whole = self.unplanned + grown
+        if max(self._whole(block), self._spare + now) > whole:
+            whole = self._whole(block) + asked
+        return whole if whole == self.given[1] else whole + whole // GAPS
 
     def _ledger(self, budget: Bytes) -> Ledger:
         asked, whole = self.given
@@ -298,9 +305,13 @@ def _size(tensor: torch.Tensor) -> Bytes:
     return tensor.numel() * tensor.element_size() if tensor.layout is torch.strided else 0
 
 
-def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str) -> bool:
-    """Tell whether a model that is not planned is to run at level E, and not at level 0."""
-    roomy = accounts.enough.keeping + accounts.enough.keeping // _ROOMY
+def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str, *, by_values: bool = False) -> bool:
+    """Tell whether a model that is not planned is to run at level E, and not at level 0.
+
+    Where values decide what a step does, what level 0 did not record lies on the heap beside the arena.
+    """
+    enough = accounts.enough.keeping
+    roomy = enough + (enough if by_values else enough // _ROOMY)
     return fallback == "evict" or (fallback != "replay" and not 0 < roomy <= budget)
 
 

@@ -317,7 +317,9 @@ class CompiledModel:
             notes = if_dropping(ledger, named.dropping, named.keeping)
             raise ledger.explain(Row("the step", 0), bound=held, notes=notes)
         self._end_planning(budget)
-        wanted = wants_eviction(self.accounts, budget, self.settings.fallback)
+        wanted = wants_eviction(
+            self.accounts, budget, self.settings.fallback, by_values=self.calls.prospects.by_values
+        )
         against = against_eviction(model, self.accounts) if wanted else ""
         self.why = f"{reason} {against}".strip()
         if wanted and not against:

@@ -47,11 +47,13 @@ class Prospects:
         unplanned: what the step takes without a plan, as far as it was seen.
         observed: most bytes charged between a backward and the end of the update behind it.
         evicts: tells whether level E may run what no plan fits for.
+        by_values: whether values decide what a call does, as far as it was rehearsed.
     """
 
     raised: Callable[[], None] = staticmethod(lambda: None)
     evicts: Callable[[], bool] = staticmethod(lambda: False)
     in_pieces: bool = False
+    by_values: bool = False
 
     def __init__(self, settings: Settings, accounts: Accounts, future: Foresight) -> None:
         self._share = settings.budget
@@ -256,6 +258,7 @@ class Prospects:
         """Learn from a call on shapes alone which budget is enough where no step is planned."""
         taken = rehearsed(model, args, kwargs)
         if taken is not None:
+            self.by_values = taken.by_values
             expected, held = self.expected(), self.accounts.charged()
             state = 0 if expected.assumed else self.future.update().state
             room = Room(self.budget, held, state, expected.update, hidden=self.accounts.hidden)

@@ -41,6 +41,7 @@ class Rehearsed(NamedTuple):
         forward: of storages that are alive at once in the call alone, with gradients of its outputs.
         enough_forward: the same with what stands for kernels, a guess at a loss, and gaps between addresses.
         evicting: a guess at what eviction needs at once.
+        by_values: whether values decide what the call does: with others it may take more.
     """
 
     seen: Bytes
@@ -48,6 +49,7 @@ class Rehearsed(NamedTuple):
     forward: Bytes
     enough_forward: Bytes
     evicting: Bytes
+    by_values: bool = False
 
 
 class _Counter:
@@ -150,7 +152,7 @@ def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearse
     forward, most = max(counter.peak, least), max(counter.most, loss)
     backward *= bool(trained)
     seen, enough = max(counter.peak, backward), _spread(max(most, backward))
-    return Rehearsed(seen, enough, forward, _spread(most), counter.evicting)
+    return Rehearsed(seen, enough, forward, _spread(most), counter.evicting, by_values=True)
 
 
 def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> Rehearsed:
