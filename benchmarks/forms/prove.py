@@ -43,6 +43,12 @@ def _turned(r: random.Random) -> Match:
     }
 
 
+def _pool(r: random.Random) -> Match:
+    kernel = [r.randint(1, 4), r.randint(1, 4)]
+    rest = [kernel, r.choice(([], [2, 1], [3, 2])), [r.randint(0, one // 2) for one in kernel]]
+    return {"x": (2, r.randint(1, 3), r.randint(4, 9), 8), "rest": rest[: r.randint(1, 3)]}
+
+
 MATCHES: Final[dict[str, Callable[[random.Random], Match]]] = {
     "x / a = x (1 / a)": lambda r: {"x": _sizes(r), "a": r.uniform(1, 9)},
     "(x a) b = x (a b)": lambda r: {"x": _sizes(r), "a": r.random(), "b": r.uniform(1, 2)},
@@ -63,6 +69,7 @@ MATCHES: Final[dict[str, Callable[[random.Random], Match]]] = {
     "max_pool(relu(x)) = relu(max_pool(x))": lambda r: {
         "x": (1, r.randint(1, 3), 8, 8), "rest": [[r.choice((2, 3))] * 2, [2, 2]]
     },
+    "max_pool(x) = max_pool(x) that keeps a byte": _pool,
     "relu(relu(x)) = relu(x)": _one,
     "add(a, b) = add(b, a)": lambda r: {"x": (s := _sizes(r)), "y": s},
     "x A' + x B' = x (A + B)'": lambda r: {"x": (2, 3), "v": (s := (r.randint(1, 5), 3)), "w": s},
@@ -98,6 +105,18 @@ def _linears(g: EGraph, d: Draw, r: random.Random) -> ClassId:
     return g.make(aten.cat.default, made, 1)
 
 
+def _convolutions(g: EGraph, d: Draw, r: random.Random) -> ClassId:
+    (width, out), stride, kernel = _sizes(r), r.randint(1, 2), r.choice((1, 3))
+    x, bias, how = d(2, width, 7, 7), r.random() < 0.5, r.random() < 0.5
+    rest = [[stride] * 2, [kernel // 2] * 2] if how else []
+    made = []
+    for size in (out, r.randint(1, 4)):
+        given: list[Any] = [x, d(size, width, kernel, kernel)]
+        given += [d(size) if bias else None] if bias or rest else []
+        made.append(g.make(aten.conv2d.default, *given, *rest))
+    return g.make(aten.cat.default, made, 1)
+
+
 def _conv_sum(g: EGraph, d: Draw, r: random.Random) -> ClassId:
     (width, out), stride, kernel = _sizes(r), r.randint(1, 2), r.choice((1, 3, 5))
     x, bias = d(2, width, 7, 7), r.random() < 0.5
@@ -129,6 +148,7 @@ EXAMPLES: Final[dict[str, Example]] = {
     "to(x, its type) = x": lambda g, d, r: g.make(aten.to.dtype, d(*_sizes(r)), torch.float64),
     "cat(relu(a), relu(b)) = relu(cat(a, b))": _relu_cat,
     "x A', x B' = split(x cat(A, B)')": _linears,
+    "conv(x, A), conv(x, B) = split(conv(x, cat(A, B)))": _convolutions,
     "conv(x, A) + conv(x, B) = conv(x, A + pad(B))": _conv_sum,
     "batch_norm(conv(x, A)) = conv(x, A s)": _norm_of_conv,
     "batch_norm(x) = conv(x, s)": _norm_in_sum,

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tightrope.core.cache import warn_once
 from tightrope.native.interface import INTEGER, POINTER, load, missing
+from tightrope_forms.defined import define
 
 SOURCE: Final = Path(__file__).with_name("hypergraph.cpp")
-_LIBRARY: Final = torch.library.Library("tightrope_forms", "DEF")  # type: ignore[no-untyped-call]
 
 
 class Lists(NamedTuple):
@@ -86,20 +86,12 @@ def _taken(x: Tensor, ptr: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
     return x.index_select(0, idx), rows.repeat_interleave(ptr.diff().long())
 
 
-def _define(schema: str, call: Any, fake: Any) -> Any:
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, call, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"tightrope_forms::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.tightrope_forms, name).default
-
-
-_SUMS: Final = _define(
+_SUMS: Final = define(
     "sums(Tensor x, Tensor ptr, Tensor idx, Tensor? scale, Tensor? out) -> Tensor",
     _sums,
     lambda x, ptr, *_: _empty(x, ptr),
 )
-_MAXIMA: Final = _define(
+_MAXIMA: Final = define(
     "maxima(Tensor x, Tensor ptr, Tensor idx) -> (Tensor, Tensor)",
     _maxima,
     lambda x, ptr, _: (_empty(x, ptr), _empty(x, ptr, torch.int32)),

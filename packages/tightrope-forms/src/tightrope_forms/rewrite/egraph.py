@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tightrope.core import Bytes, TightropeError
-from tightrope_forms.rewrite._torch import FakeTensorMode, tree_leaves
+from tightrope_forms.rewrite._torch import FakeTensorMode, kept_tensors, tree_leaves
 
 aten: Final = torch.ops.aten
 GETITEM: Final = operator.getitem
@@ -49,6 +49,11 @@ class Spec(NamedTuple):
     def bytes(self) -> Bytes:
         """What its numbers take."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def dense(self) -> bool:
+        """Whether numbers lie row by row, without gaps."""
+        return self.stride == torch.empty(self.shape, device="meta").stride()
 
 
 Value: TypeAlias = Any
@@ -100,17 +105,11 @@ def thawed(value: Any, children: Any) -> Any:
 @cache
 def facts_of(op: Any, args: Any, given: tuple[Value, ...]) -> Facts:
     """Run an op without numbers; an error says that it does not run so, or returns no tensors."""
-    saved: list[Tensor] = []
-
-    def pack(one: Tensor) -> Tensor:
-        saved.append(one)
-        return one
-
     with FakeTensorMode():
         inputs = [_made(one) for one in given]
         try:
             positional, named = thawed(args, inputs)
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+            with kept_tensors() as saved:
                 made = op(*positional, **named)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise TightropeError(f"{op} does not run on such tensors.") from error

@@ -11,7 +11,10 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import torch
+
 from tightrope.core import TightropeError
+from tightrope_forms.pooling.ops import MOST_PLACES, POOL
 from tightrope_forms.rewrite.egraph import GETITEM, ClassId, EGraph, Rewrites, Spec, aten
 
 Pairs: TypeAlias = Iterator[list[tuple[ClassId, ClassId]]]
@@ -101,7 +104,8 @@ def _all_match(g: EGraph, patterns: tuple[Any, ...], given: list[Any], match: Ma
 
 _MUL, _ADD, _DIV = aten.mul.Tensor, aten.add.Tensor, aten.div.Tensor
 _LINEAR, _CONV = aten.linear.default, aten.conv2d.default
-_RELU, _CAT, _NORM = aten.relu.default, aten.cat.default, aten.batch_norm.default
+_SPLIT, _RELU, _CAT = aten.split_with_sizes.default, aten.relu.default, aten.cat.default
+_NORM = aten.batch_norm.default
 
 
 def _op(*ops: Any) -> Callable[..., Term]:
@@ -192,6 +196,21 @@ _equal(
     lambda g, m: _log_softmax(_x, m["a"][0]) if len(m["a"]) == 1 else None,
 )
 _equal("max_pool(relu(x)) = relu(max_pool(x))", _pool(_relu(_x), _rest), _relu(_pool(_x, _rest)))
+
+
+def _small_places(g: EGraph, m: Match) -> Term | None:
+    """Know the places of maxima by a byte each, where windows are small and numbers lie row by row."""
+    given: list[Any] = m["rest"]
+    kernel, stride, padding, dilation, up = [*given, *[given[0], [0], [1], False][len(given) - 1 :]]
+    window = [list(one) * (2 // len(one)) for one in (kernel, stride or kernel, padding)]
+    value = g.values[g.find(m["x"])]
+    plain = set(dilation) == {1} and not up and math.prod(window[0]) <= MOST_PLACES
+    if not plain or not value.grad or value.dtype not in (torch.float32, torch.float64) or not value.dense:
+        return None
+    return Term((GETITEM,), (Term((POOL,), (_x, *window), {}), 0), {})
+
+
+_equal("max_pool(x) = max_pool(x) that keeps a byte", _pool(_x, _rest), _small_places)
 _equal("relu(relu(x)) = relu(x)", _relu(_relu(_x)), _relu(_x))
 _equal("add(a, b) = add(b, a)", _add(_x, _y), _add(_y, _x))
 _equal(
@@ -236,20 +255,33 @@ def _relu_cat(g: EGraph) -> Pairs:
             yield [(one, g.make(_RELU, g.make(_CAT, inner, *dim)))]
 
 
+def _joined(g: EGraph, op: Any, dim: int) -> Pairs:
+    """Join ops that multiply one value by several weights, and split the result."""
+    found: dict[Any, dict[ClassId, tuple[Any, Any]]] = {}
+    for one, (x, weight, *rest), named in g.all_by(op):
+        bias, how = rest[0] if rest else None, rest[1:]
+        grouped, read = how[3:] not in ([], [1]), any(True for _ in g.by(one, GETITEM))
+        if not named and not grouped and not read:
+            alike = x, bias is None, repr(how), _shape(g, weight)[2:]
+            found.setdefault(alike, {})[one] = weight, [bias, *how]
+    for (x, bare, *_), group in found.items():
+        if len(group) > 1:
+            weights, rests = zip(*group.values(), strict=True)
+            bias = None if bare else g.make(_CAT, [rest[0] for rest in rests], 0)
+            own = [bias, *rests[0][1:]]
+            whole = g.make(op, x, g.make(_CAT, list(weights), 0), *(own if own != [None] else []))
+            parts = g.make(_SPLIT, whole, [_shape(g, one)[0] for one in weights], dim)
+            yield [(one, g.make(GETITEM, parts, at)) for at, one in enumerate(group)]
+
+
 @rule("x A', x B' = split(x cat(A, B)')")
 def _linears(g: EGraph) -> Pairs:
-    found: dict[tuple[ClassId, int], list[tuple[ClassId, list[Any]]]] = {}
-    for one, given, named in g.all_by(_LINEAR):
-        if not named and not any(True for _ in g.by(one, GETITEM)):
-            found.setdefault((given[0], len(given)), []).append((one, given))
-    for (x, num), group in found.items():
-        group = list(dict(group).items())
-        if len(group) > 1:
-            joined = [g.make(_CAT, [given[at] for _, given in group], 0) for at in range(1, num)]
-            whole = g.make(_LINEAR, x, *joined)
-            sizes = [_shape(g, given[1])[0] for _, given in group]
-            parts = g.make(aten.split_with_sizes.default, whole, sizes, -1)
-            yield [(one, g.make(GETITEM, parts, at)) for at, (one, _) in enumerate(group)]
+    return _joined(g, _LINEAR, -1)
+
+
+@rule("conv(x, A), conv(x, B) = split(conv(x, cat(A, B)))")
+def _convolutions(g: EGraph) -> Pairs:
+    return _joined(g, _CONV, 1)
 
 
 def _affine(g: EGraph, given: list[Any]) -> tuple[Any, Any] | None:

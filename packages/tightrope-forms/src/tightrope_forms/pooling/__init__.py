@@ -1,0 +1,1 @@
+"""Maximum pools that keep a byte per result."""
