@@ -45,6 +45,7 @@ from tightrope.price.device import alignment_on, device_named, state_bytes
 
 _COLLECTIVE = ("_c10d_functional", "c10d", "c10d_functional", "tightrope_ranks")
 _KNOWN = ("aten", "prims", "prim", "_c10d_functional")
+_REPEATABLE = ("tightrope_forms",)  # libraries whose ops give the same bits again, and change nothing
 
 
 def build_program(
@@ -441,5 +442,6 @@ def _flags(node: torch.fx.Node, *, drawn: bool, in_place: bool) -> Flag:
     if namespace in _COLLECTIVE:
         flags |= Flag.COLLECTIVE
     elif namespace not in _KNOWN:
-        flags |= Flag.OPAQUE | Flag.NEVER_RECOMPUTE
+        flags |= Flag.OPAQUE
+        flags |= Flag.NONE if namespace in _REPEATABLE else Flag.NEVER_RECOMPUTE
     return flags | Flag.IN_PLACE if in_place else flags

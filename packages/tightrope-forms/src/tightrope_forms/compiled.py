@@ -44,6 +44,7 @@ WEIGHTS: Final = (CostWeights(1.0, 1.0), CostWeights(0.01, 1.0), CostWeights(1.0
 _SECONDS, _SECONDS_OF_PART = 60.0, 5.0  # of search for the forms of a call, of extraction from a part
 _SCATTER: Final = 1.02  # times the time of a plan: within this, measured prices differ from run to run
 _WORTH: Final = 0.99  # times time and bytes of a plan: a form must be below
+_SHARES: Final = 0.0, 1.0, 0.9, 0.8, 0.7  # of the bytes of the call as captured; 0 = the room is the limit
 Rules = tuple[str, ...]
 
 
@@ -59,24 +60,46 @@ def chosen_form(
         return program, f"not rewritten: {error}", 0
     best, least = (program, "not rewritten: no form has a smaller plan", 0), _WORTH
     for other, rules in found:
-        (after, smallest), most = _tried(planned, other), 0
-        if before and after and after.total > before.total:
-            (after, _), most = _tried(planned, other, before.total), before.total
-        if after is None:
-            if before is None and least and smallest < named:
+        if before is None:
+            after, smallest = _tried(planned, other)
+            most, price, saved = 0, 0.0, "as captured nothing fits"
+            if after is None and least and smallest < named:
                 said = f"rewritten for the smallest budget: {', '.join(rules)}"  # where it runs after all
                 named, best = smallest, (other, said, 0)
-            continue
-        price, saved = 0.0, "as captured nothing fits"
-        if before is not None:
-            price = after.ns / max(before.ns, 1) * after.total / before.total
-            took = f"{before.ns / 1e6:.1f} -> {after.ns / 1e6:.1f} ms"
-            saved = f"planned {before.total:,} -> {after.total:,} B, {took}"
-        if price < least and (before is None or after.ns <= _SCATTER * before.ns):
+        else:
+            after, most, price = _cheapest(planned, other, before)
+            if after is not None:
+                took = f"{before.ns / 1e6:.1f} -> {after.ns / 1e6:.1f} ms"
+                saved = f"planned {before.total:,} -> {after.total:,} B, {took}"
+        if after is not None and price < least:
             said = f"rewritten, {saved}: {', '.join(rules)}"
             other.call.name = f"{program.graph.name}, {said}"
             graph = msgspec.structs.replace(other.graph, name=other.call.name)
             best, least = (replace(other, graph=graph), said, most), price
+    return best
+
+
+def _cheapest(planned: PlanForm, form: Program, before: Forecast) -> tuple[Forecast | None, Bytes, float]:
+    """Plan a form for the room, and for fewer bytes while that lowers time times bytes.
+
+    No plan has a higher peak than the call as captured, or takes more time, up to scatter.
+
+    Returns:
+        The forecast, what its plans may take at most, and time times bytes over those of the call; or None.
+    """
+    best: tuple[Forecast | None, Bytes, float] = None, 0, math.inf
+    for share in _SHARES:
+        most = int(share * before.total)
+        if best[0] is not None and best[0].total <= most:
+            continue  # as it is
+        after, _ = _tried(planned, form, most)
+        if after is None or after.ns > _SCATTER * before.ns:
+            break
+        price = after.ns / max(before.ns, 1) * after.total / before.total
+        if after.total <= before.total and price >= best[2]:
+            break
+        if after.total <= before.total:
+            best = after, most or before.total, price
     return best
 
 
