@@ -1,73 +1,94 @@
 """M2: instructions of int8 nets beside CMSIS-NN's kernels, on the emulated Cortex-M4F.
 
-Each layer of the quantized net is a call of CMSIS-NN with the same sizes, strides and padding, built by the
-same compiler with the same flags. What the plan adds for its own formats (narrowing, widening) counts against
-it. Weights are random on both sides: neither side's count depends on them. Float is the library's own.
+Each layer of the quantized net is a call of CMSIS-NN with the same sizes, strides, padding, weights, biases
+and multipliers, see `benchmarks.micro.cmsis_calls`, built by the same compiler with the same flags. What the
+plan adds for its own formats counts against it. The library has two ways of rounding, once and twice; the
+cheaper one is compared. Values of all layers are compared too. Float is the library's own.
 """
 
 import tempfile
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
+from benchmarks.micro.cmsis_calls import Caller, transposed
 from benchmarks.micro.rows import Row
 from benchmarks.micro.tiny import NETS, made
 from tightrope.cli.machines import find_machine
-from tightrope.core import Graph, NativeError, Op, View
+from tightrope.core import NativeError, View
 from tightrope_micro import run_on_board, run_on_host
-from tightrope_micro.emulate import CORES, INSTRUCTIONS_PER_TICK, build, emulated_ticks, missing_tools
+from tightrope_micro.emulate import (
+    COMPILER,
+    CORES,
+    FLAGS,
+    INSTRUCTIONS_PER_TICK,
+    build,
+    emulated_ticks,
+    missing_tools,
+)
+from tightrope_micro.host import execute
 from tightrope_micro.infer import capture_net, compile_net, ranges_of
 from tightrope_micro.infer.compile import CompiledNet
+from tightrope_micro.integer.net import IntegerNet
+from tightrope_micro.integer.net_reference import NetEvaluator
 from tightrope_micro.integer.streams import STREAM_ERROR, quantize_within
-from tightrope_micro.translator import whole_numbers
 
 _MOST, _RAM = 1.3, 4 << 20
-_HEAD = """#include "tightrope_micro.h"
-#include <arm_nnfunctions.h>
-unsigned char tr_arena[TR_ARENA_BYTES];
-tr_counters tr_pages;
-const tr_place tr_inputs[] = {{0u, 0u}};
-static int8_t a[MAP], b[MAP], scratch[SCRATCH];
-static const int8_t weights[WEIGHTS];
-static int32_t bias[CHANNELS], multipliers[CHANNELS], shifts[CHANNELS];
-static const cmsis_nn_context ctx = {scratch, SCRATCH};
-static const cmsis_nn_per_channel_quant_params each = {multipliers, shifts};
-static const cmsis_nn_per_tensor_quant_params all = {1 << 30, -8};
-static int failed;
-const void *tightrope_infer(void)
-{
-    for (int k = 0; k < CHANNELS; k++)
-        multipliers[k] = 1 << 30, shifts[k] = -8;
-"""
+_ROUNDING: Final[Mapping[str, Sequence[str]]] = {"once": ("-DCMSIS_NN_USE_SINGLE_ROUNDING",), "twice": ()}
+Built = Mapping[str, Sequence[str]]
+"""Objects of the library by how it rounds."""
+
+
+class Peer(NamedTuple):
+    """Instructions of CMSIS-NN by how it rounds; how many of how many values differ, and by how much."""
+
+    instructions: dict[str, int]
+    differ: int
+    count: int
+    most: int
 
 
 def m2(console: Console, cmsis: str) -> list[Row]:
     """Count every net: own integers, own float and, where a checkout is given, CMSIS-NN."""
     if missing := missing_tools():
         raise NativeError(f"{missing}.")
-    rows = []
-    for name in NETS:
-        net, samples = made(name)
-        plain = capture_net(net, samples[0])
-        ranges = ranges_of(plain, samples)
-        whole = quantize_within(plain, ranges, samples, STREAM_ERROR, core="cortex-m4f")
-        compiled, plainly = (
-            compile_net(one, find_machine("stm32h743"), ram=400 * 1024) for one in (whole, plain)
+    with tempfile.TemporaryDirectory() as scratch:
+        library = Path(cmsis).absolute()
+        built = _library(library, Path(scratch)) if cmsis else {}
+        return [_row(console, name, (library, built)) for name in NETS]
+
+
+def _row(console: Console, name: str, library: tuple[Path, Built]) -> Row:
+    net, samples = made(name)
+    plain = capture_net(net, samples[0])
+    ranges = ranges_of(plain, samples)
+    whole = quantize_within(plain, ranges, samples, STREAM_ERROR, core="cortex-m4f")
+    compiled, plainly = (
+        compile_net(one, find_machine("stm32h743"), ram=400 * 1024) for one in (whole, plain)
+    )
+    own = _count(compiled, compiled.sample(*samples[1]))
+    try:
+        wide = _count(plainly, plainly.sample(*samples[1]))
+    except NativeError as error:
+        console.print(f"{name}: its float form does not link: {str(error).splitlines()[-2]}")
+        wide = 0
+    words = f"{own:,} instructions in int8, {f'{wide:,}' if wide else 'not counted'} in float"
+    peer = 0
+    if library[1]:
+        found = _peer(whole, compiled, compiled.sample(*samples[1]), library)
+        peer = min(found.instructions.values())
+        words += f", {peer:,} in CMSIS-NN: {own / peer:.2f}x ("
+        words += ", ".join(f"rounded {how} {n:,}" for how, n in found.instructions.items())
+        words += (
+            f"); {found.differ:,} of {found.count:,} values of all layers differ, by at most {found.most}"
         )
-        own = _count(compiled, compiled.sample(*samples[1]))
-        try:
-            wide = _count(plainly, plainly.sample(*samples[1]))
-        except NativeError as error:
-            console.print(f"{name}: its float form does not link: {str(error).splitlines()[-2]}")
-            wide = 0
-        peer = _peer(whole.graph, compiled, Path(cmsis)) if cmsis else 0
-        words = f"{own:,} instructions in int8, {f'{wide:,}' if wide else 'not counted'} in float"
-        words += f", {peer:,} in CMSIS-NN: {own / peer:.2f}x" if peer else "; CMSIS-NN not given"
-        held = own <= (wide or own) and (not peer or own <= _MOST * peer)
-        rows.append(Row("M2", f"{name}: at most {_MOST} x CMSIS-NN, and never above float", words, held))
-    return rows
+    else:
+        words += "; CMSIS-NN not given"
+    held = own <= (wide or own) and (not peer or own <= _MOST * peer)
+    return Row("M2", f"{name}: at most {_MOST} x CMSIS-NN, and never above float", words, held)
 
 
 def _count(compiled: CompiledNet, sample: bytes) -> int:
@@ -78,100 +99,54 @@ def _count(compiled: CompiledNet, sample: bytes) -> int:
     return board.ticks * INSTRUCTIONS_PER_TICK
 
 
-def _peer(graph: Graph, compiled: CompiledNet, cmsis: Path) -> int:
-    calls = list(_calls(graph))
-    views = [
-        v for op in graph.ops for v in (*op.arguments, *(r.view for r in op.results)) if isinstance(v, View)
-    ]
-    sizes = {
-        "MAP": max(prod(v.shape) for v in views),
-        "WEIGHTS": max(prod(v.shape) for v in views),
-        "CHANNELS": max(v.shape[0] for v in views if v.dtype == "int32"),
-        "SCRATCH": 1 << 16,
-    }
-    lines = [f"#define {name} {size}" for name, size in sizes.items()]
-    text = "\n".join(
-        [*lines, _HEAD, *calls, "    if (failed)", "        __builtin_trap();", "    return a;", "}", ""]
-    )
+def _peer(net: IntegerNet, compiled: CompiledNet, sample: bytes, library: tuple[Path, Built]) -> Peer:
+    (given,), (cmsis, built) = net.graph.parts[0].inputs, library
+    assert isinstance(given.view, View)
+    whole = np.frombuffer(sample, np.int8).reshape(given.view.shape)
+    values = NetEvaluator(net.graph, net.constants, net.programs).values([whole.astype(np.int64)])
+    caller = Caller(net, values)
+    text = caller.text()
     with tempfile.TemporaryDirectory() as scratch:
         here = Path(scratch)
         out = compiled.write(here / "out")
         (out / "step.c").write_text(text)
         (out / "kernels.c").write_text("int tr_nothing;\n")
-        wanted = ("Convolution", "FullyConnected", "Pooling", "NNSupport", "BasicMath")
-        found = [
-            one for part in wanted for one in sorted((cmsis / "Source" / f"{part}Functions").glob("*.c"))
-        ]
-        sources = [str(one) for one in found if "_f32" not in one.name and "_f16" not in one.name]
-        flags = ["-DTR_STEPS=1", "-w", f"-I{cmsis / 'Include'}", *sources]
-        program, _ = build(out, here, compiled.manifest, (_RAM, _RAM), defines=flags, core="cortex-m4f")
-        (here / "storage.bin").write_bytes((out / "storage.bin").read_bytes())
-        (here / "samples.bin").write_bytes((out / "sample.bin").read_bytes())
-        return emulated_ticks(program, here, CORES["cortex-m4f"][0]) * INSTRUCTIONS_PER_TICK
+        (here / "samples.bin").write_bytes(transposed(whole).tobytes())
+        counted = {
+            how: _ticks(here, compiled, cmsis, objects) * INSTRUCTIONS_PER_TICK
+            for how, objects in built.items()
+        }
+        _ticks(here, compiled, cmsis, ("-DTR_TELL", *built["once"]))
+        told = np.frombuffer((here / "storage.bin").read_bytes(), np.int8).astype(np.int64)
+    differ = count = most = 0
+    for op in net.graph.ops:
+        storage, view = op.creates[0], op.results[0].view
+        offset, shape = caller.places[storage]
+        ours = transposed(values[storage].reshape(view.shape)) / caller.units[storage]
+        apart = np.abs(told[offset : offset + ours.size].reshape(shape) - np.clip(np.rint(ours), -128, 127))
+        differ, count, most = differ + int((apart > 0).sum()), count + ours.size, max(most, int(apart.max()))
+    return Peer(counted, differ, count, most)
 
 
-def _calls(graph: Graph) -> Iterator[str]:
-    for op in graph.ops:
-        name = op.target.removeprefix("micro.").split(".")[0]
-        if name in ("q_conv2d", "q_conv2d_add"):
-            yield _convolution(op, 1 if name.endswith("add") else 0)
-        elif name in ("q_linear", "q_linear_add"):
-            yield _dense(op, 1 if name.endswith("add") else 0)
-        elif name in ("q_avg_pool2d", "q_max_pool2d"):
-            yield _pool(op, "avgpool" if "avg" in name else "max_pool")
-        if name.endswith("_add"):
-            yield _added(op)
+def _library(cmsis: Path, here: Path) -> Built:
+    """Compile the library, once for each way of rounding."""
+    wanted = ("Convolution", "FullyConnected", "Pooling", "NNSupport", "BasicMath")
+    found = [one for part in wanted for one in sorted((cmsis / "Source" / f"{part}Functions").glob("*.c"))]
+    sources = [str(one) for one in found if "_f32" not in one.name and "_f16" not in one.name]
+    built = {}
+    for how, more in _ROUNDING.items():
+        (into := here / how).mkdir()
+        flags = [one for one in FLAGS if one != "-nostartfiles" and not one.startswith("-Wl")]
+        command = [COMPILER, *flags, "-w", *CORES["cortex-m4f"][1], *more, f"-I{cmsis / 'Include'}"]
+        for one in sources:
+            execute([*command, "-c", one], "building CMSIS-NN", folder=into)
+        built[how] = [str(one) for one in sorted(into.glob("*.o"))]
+    return built
 
 
-def _dims(*sizes: int) -> str:
-    return f"&(cmsis_nn_dims){{{', '.join(map(str, sizes))}}}"
-
-
-def _convolution(op: Op, at: int) -> str:
-    x, w = op.arguments[at], op.arguments[at + 1]
-    made = op.results[0].view
-    assert isinstance(x, View)
-    assert isinstance(w, View)
-    (sy, sx), (py, px) = whole_numbers(op.arguments[at + 4]), whole_numbers(op.arguments[at + 5])
-    depth = op.arguments[at + 6] != 1
-    params = f"0, 0, {'1, ' if depth else ''}{{{sx}, {sy}}}, {{{px}, {py}}}, {{1, 1}}, {{-128, 127}}"
-    kind = "cmsis_nn_dw_conv_params" if depth else "cmsis_nn_conv_params"
-    filters = (1, *w.shape[2:], w.shape[0]) if depth else (w.shape[0], *w.shape[2:], w.shape[1])
-    function = "arm_depthwise_conv_wrapper_s8" if depth else "arm_convolve_wrapper_s8"
-    return (
-        f"    failed |= {function}(&ctx, &(const {kind}){{{params}}}, &each, "
-        f"{_dims(1, *x.shape[2:], x.shape[1])}, a, {_dims(*filters)}, weights, "
-        f"{_dims(1, 1, 1, w.shape[0])}, bias, {_dims(1, *made.shape[2:], made.shape[1])}, b);"
-    )
-
-
-def _dense(op: Op, at: int) -> str:
-    x, w = op.arguments[at], op.arguments[at + 1]
-    assert isinstance(x, View)
-    assert isinstance(w, View)
-    rows = prod(x.shape) // w.shape[1]
-    return (
-        f"    failed |= arm_fully_connected_s8(&ctx, &(const cmsis_nn_fc_params){{0, 0, 0, {{-128, 127}}}}, "
-        f"&all, {_dims(rows, 1, 1, w.shape[1])}, a, {_dims(w.shape[1], 1, 1, w.shape[0])}, weights, "
-        f"{_dims(1, 1, 1, w.shape[0])}, bias, {_dims(rows, 1, 1, w.shape[0])}, b);"
-    )
-
-
-def _pool(op: Op, kind: str) -> str:
-    x, made = op.arguments[0], op.results[0].view
-    assert isinstance(x, View)
-    (ky, kx), (sy, sx) = whole_numbers(op.arguments[1]), whole_numbers(op.arguments[2])
-    return (
-        f"    failed |= arm_{kind}_s8(&ctx, "
-        f"&(const cmsis_nn_pool_params){{{{{sx}, {sy}}}, {{0, 0}}, {{-128, 127}}}}, "
-        f"{_dims(1, *x.shape[2:], x.shape[1])}, a, {_dims(1, ky, kx, 1)}, "
-        f"{_dims(1, *made.shape[2:], made.shape[1])}, b);"
-    )
-
-
-def _added(op: Op) -> str:
-    size = prod(op.results[0].view.shape)
-    return (
-        f"    failed |= arm_elementwise_add_s8(a, b, 0, 1 << 30, -1, 0, 1 << 30, -1, 20, b, 0, 1 << 30, -18, "
-        f"-128, 127, {size});"
-    )
+def _ticks(here: Path, compiled: CompiledNet, cmsis: Path, more: Sequence[str]) -> int:
+    flags = ["-DTR_STEPS=1", "-w", f"-I{cmsis / 'Include'}", *more]
+    out, ends = here / "out", (_RAM, _RAM)
+    program, _ = build(out, here, compiled.manifest, ends, defines=flags, core="cortex-m4f")
+    (here / "storage.bin").write_bytes((out / "storage.bin").read_bytes())
+    return emulated_ticks(program, here, CORES["cortex-m4f"][0])

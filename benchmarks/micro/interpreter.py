@@ -3,9 +3,8 @@
 The net is quantized by us, written as a .tflite file with the same weights, biases and multipliers, and both
 are linked for an emulated Cortex-M4F with benches of one kind. *RAM* is static RAM and the most bytes of the
 stack; the interpreter's arena is the smallest multiple of 64 B with which it starts. *Flash* is all code and
-constants of the image, benches and the .tflite file among them. The interpreter is built from source as its
-own makefile builds a release: -Os, kernels -O2, reference kernels, no messages; only kernels of the net's
-layers.
+constants of the image, benches and the .tflite file among them. The interpreter is built with
+reference kernels, see `benchmarks.micro.tflm`.
 Products are rounded once (``TFLITE_SINGLE_ROUNDING=1``, a switch of its source); outputs that differ
 where they are rounded twice, as in its wheel, are counted.
 The limit that our plan gets is three quarters of what the interpreter took, its stack included; the plan of
@@ -17,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,45 +24,32 @@ import torch
 from torch import nn
 
 from benchmarks.micro.rows import Row
+from benchmarks.micro.tflm import Kernels, run_interpreter
 from tightrope.cli.machines import find_machine
 from tightrope.core import Items, Op, View
 from tightrope_micro import run_on_board
-from tightrope_micro.emit import resource
-from tightrope_micro.emulate import CORES, INSTRUCTIONS_PER_TICK
+from tightrope_micro.emulate import INSTRUCTIONS_PER_TICK
 from tightrope_micro.infer import CompiledNet, capture_net, compile_net, ranges_of
 from tightrope_micro.integer.net import IntegerNet
 from tightrope_micro.integer.quantize import quantize
 from tightrope_micro.planning import num_macs
 from tightrope_micro.translator import whole_numbers
 
-_NUM_SAMPLES, _ROOM, _STACK = 60, 200_000, 8192
-_RAM, _FLASH, _STEP = 0.75, 0.90, 64
+_NUM_SAMPLES: Final = 60
+_RAM, _FLASH = 0.75, 0.90
 _RESERVE: Final = 1024
 """Bytes of its limit that our plan leaves for the stack."""
-_ADDS: Final = {
-    "conv": "AddConv2D", "depth": "AddDepthwiseConv2D", "linear": "AddFullyConnected", "pool": "AddMaxPool2D",
-}  # fmt: skip
-_SOURCES: Final = {
-    "conv": ("conv", "conv_common"), "depth": ("depthwise_conv", "depthwise_conv_common"),
-    "linear": ("fully_connected", "fully_connected_common"), "pool": ("pooling", "pooling_common"),
-}  # fmt: skip
-_FLAGS: Final = (
-    "-std=c++17", "-mthumb", "-fno-rtti", "-fno-exceptions", "-fno-threadsafe-statics", "-fno-unwind-tables",
-    "-fno-asynchronous-unwind-tables", "-ffunction-sections", "-fdata-sections", "-fomit-frame-pointer",
-    "-DTF_LITE_STATIC_MEMORY", "-DNDEBUG", "-DTF_LITE_STRIP_ERROR_STRINGS", "-DKERNELS_OPTIMIZED_FOR_SPEED",
-    "-DTFLITE_SINGLE_ROUNDING=1", "-fsigned-char", *CORES["cortex-m4f"][1],
+_REFERENCE: Final = Kernels(
+    {
+        "conv": "AddConv2D()", "depth": "AddDepthwiseConv2D()", "linear": "AddFullyConnected()",
+        "pool": "AddMaxPool2D()",
+    },
+    {
+        "conv": ("conv", "conv_common"), "depth": ("depthwise_conv", "depthwise_conv_common"),
+        "linear": ("fully_connected", "fully_connected_common"), "pool": ("pooling", "pooling_common"),
+    },
+    flags=("-DTFLITE_SINGLE_ROUNDING=1",),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Peer:
-    """What the interpreter's image took and returned."""
-
-    ram: int
-    arena: int
-    rom: int
-    instructions: int
-    outputs: tuple[bytes, ...]
 
 
 def _nets(seed: int) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
@@ -117,7 +102,9 @@ def _row(
         here = Path(scratch)
         given = [plain.sample(*one) for one in samples]
         twice = _written(whole, given, here, (python, source))
-        peer = _peer_on_board(here, [_turned(one, shape) for one in given], twice["kinds"], Path(source))
+        peer = run_interpreter(
+            here, _REFERENCE, twice["kinds"], [_turned(one, shape) for one in given], Path(source)
+        )
         asked = int(_RAM * peer.ram)
         compiled = compile_net(whole, machine, ram=asked, stack=_RESERVE, pages=False)
         beside, ours = (
@@ -234,98 +221,3 @@ def _layer(
         found |= {"same": any(whole_numbers(padding))}
     arrays |= {names["w"]: np.ascontiguousarray(w), names["b"]: b, names["ratios"]: ratios.astype(np.float32)}
     return found
-
-
-def _objects(source: Path, kinds: Sequence[str]) -> list[str]:
-    """Compile the interpreter and the kernels of some layers, each file once."""
-    downloads = source / "tensorflow/lite/micro/tools/make/downloads"
-    into = source / "gen" / "tightrope_cortex_m4f_single"
-    into.mkdir(parents=True, exist_ok=True)
-    files = [
-        path for folder in ("kernels", "core") for path in (source / "tensorflow/lite" / folder).rglob("*.cc")
-    ]
-    files += (source / "tensorflow/compiler").rglob("*.cc")
-    micro = source / "tensorflow/lite/micro"
-    for folder in (micro, micro / "arena_allocator", micro / "memory_planner", micro / "tflite_bridge"):
-        files += folder.glob("*.cc")
-    unwanted = ("_test", "test_help", "mock", "fake", "array.cc")
-    jobs = [(path, "-Os") for path in sorted(files) if not any(word in path.name for word in unwanted)]
-    named = ["kernel_util", *(name for kind in kinds for name in _SOURCES[kind])]
-    jobs += [(micro / "kernels" / f"{name}.cc", "-O2") for name in named]
-    includes = [
-        source,
-        downloads,
-        downloads / "gemmlowp",
-        downloads / "flatbuffers/include",
-        downloads / "ruy",
-    ]
-    found = []
-    for path, level in jobs:
-        made = into / (str(path.relative_to(source)).replace("/", "_") + ".o")
-        if not made.exists():
-            flags = [*_FLAGS, level, *(f"-I{one}" for one in includes)]
-            _call(["arm-none-eabi-g++", *flags, "-c", str(path), "-o", f"{made}.part"], here=source)
-            Path(f"{made}.part").rename(made)
-        found.append(str(made))
-    return found
-
-
-def _call(command: Sequence[str], here: Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=here)
-    if done.returncode:
-        raise RuntimeError(f"{command[0]} failed with {done.returncode}: {done.stderr.strip()[-800:]}")
-    return done.stdout + done.stderr
-
-
-def _peer_on_board(here: Path, given: Sequence[bytes], kinds: Sequence[str], source: Path) -> Peer:
-    """Link with room, see what the arena takes, and link again with that alone."""
-    content = (here / "net.tflite").read_bytes()
-    adds = " ".join(f"r.{_ADDS[kind]}();" for kind in kinds)
-    header = f"#define NUM_KINDS {len(kinds)}\n#define ADD_KINDS(r) {adds}\n"
-    header += "#include <cstdint>\nalignas(16) constexpr uint8_t model_bytes[] = {"
-    (here / "model.h").write_text(header + ",".join(map(str, content)) + "};\n")
-    (here / "samples.bin").write_bytes(b"".join(given))
-    objects = _objects(source, kinds)
-    with_room = _linked(here, objects, source, _ROOM, len(given))
-    low, high = with_room.arena // _STEP, _ROOM // _STEP
-    best, more = with_room, 1
-    while high - low > 1:  # starting takes more than is used in the end
-        middle = min(low + more, (low + high) // 2)
-        try:
-            best, high = _linked(here, objects, source, middle * _STEP, len(given)), middle
-        except RuntimeError:
-            low, more = middle, 2 * more
-    return best
-
-
-def _linked(here: Path, objects: Sequence[str], source: Path, arena: int, num: int) -> Peer:
-    script = resource("board/link.ld").replace("TR_RAM", "4096K").replace("TR_STACK", str(_STACK))
-    extra = "_init_first = .; KEEP(*(.init_array*)) _init_last = .;"
-    (here / "link.ld").write_text(
-        script.replace("*(.text* .rodata*)", f"*(.text* .rodata*) . = ALIGN(4); {extra}")
-    )
-    downloads = source / "tensorflow/lite/micro/tools/make/downloads"
-    bench, image = str(Path(__file__).parent / "c/tflm_main.cc"), str(here / "peer.elf")
-    includes = [
-        f"-I{here}",
-        f"-I{source}",
-        f"-I{downloads / 'flatbuffers/include'}",
-        f"-I{downloads / 'gemmlowp'}",
-    ]
-    flags = [*_FLAGS, "-Os", f"-DARENA={arena}", f"-DSTEPS={num}", *includes, "--specs=nano.specs"]
-    ends = ["-nostartfiles", "-Wl,--gc-sections", f"-Wl,-T,{here / 'link.ld'}", "-lm"]
-    _call(["arm-none-eabi-g++", *flags, "-o", image, bench, *objects, *ends], here)
-    text, data, *_ = _call(["arm-none-eabi-size", image], here).splitlines()[-1].split()
-    said = _call(
-        ["qemu-system-arm", "-M", CORES["cortex-m4f"][0], "-kernel", image, "-display", "none",
-         "-serial", "none", "-monitor", "none", "-semihosting-config", "enable=on,target=native",
-         "-icount", "shift=0"], here,
-    )  # fmt: skip
-    rows = [line.split() for line in said.splitlines() if len(line.split()) == 2]
-    counts = {name: int(value, 16) for name, value in rows if name != "out"}
-    returned = bytes(int(value, 16) for name, value in rows if name == "out")
-    size = len(returned) // num
-    outputs = tuple(returned[at : at + size] for at in range(0, len(returned), size))
-    ram = counts["static"] + counts["stack"]
-    instructions = counts["ticks"] * INSTRUCTIONS_PER_TICK // num
-    return Peer(ram, counts["arena"], int(text) + int(data), instructions, outputs)

@@ -39,7 +39,8 @@ T1: choosing what a step updates, beside updating all, see `benchmarks.micro.tra
 
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
 
-M1: the reference nets of MLPerf Tiny as published, in three forms, see `benchmarks.micro.published`.
+M1: the reference nets of MLPerf Tiny as published, in three forms, see `benchmarks.micro.published`; with
+``--tflm-source``, their int8 files beside an interpreter, see `benchmarks.micro.deployed`.
 
 M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
 
@@ -69,6 +70,7 @@ from rich.console import Console
 from benchmarks.micro.adamw import d1
 from benchmarks.micro.beside import p2, p3, p7
 from benchmarks.micro.cmsis import m2
+from benchmarks.micro.deployed import m1_tflm
 from benchmarks.micro.energy import p5
 from benchmarks.micro.exported import m5
 from benchmarks.micro.forms import k2
@@ -117,7 +119,9 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--tflite-files", type=Path, help="a folder with more .tflite files for M5")
     parser.add_argument("--tflm", default="", help="a Python interpreter that has tflite-micro")
     parser.add_argument("--cmsis", default="", help="a checkout of CMSIS-NN")
-    parser.add_argument("--tflm-source", default="", help="a checkout of tflite-micro with its downloads")
+    parser.add_argument(
+        "--tflm-source", default="", help="a checkout of tflite-micro with its downloads; for E2 and M1"
+    )
     parser.add_argument(
         "--fit",
         action="store_true",
@@ -146,7 +150,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "E2": lambda: e2(asked.tflm, asked.tflm_source),
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
-        "M1": lambda: m1(console),
+        "M1": lambda: [*m1(console), *m1_tflm(console, asked.tflm_source, asked.cmsis)],
         "M2": lambda: m2(console, asked.cmsis),
         "M3": lambda: m3(console, asked.seeds, asked.first),
         "M4": lambda: m4(console, asked.compilations),

@@ -195,17 +195,20 @@ def keywords(seed: int) -> WrittenNet:
     return net.pool((25, 5), (25, 5)).flat().dense(12).softmax().done()
 
 
-def persons(seed: int) -> WrittenNet:
-    """MobileNetV1 0.25, with padding as an op of its own before strides, as Keras writes it."""
+def persons(seed: int, *, padded: bool = True) -> WrittenNet:
+    """MobileNetV1 0.25, with padding as an op of its own before strides, as Keras writes it, or without."""
     sizes = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2), *[(128, 1)] * 5, (256, 2), (256, 1))
     net = Layers((1, 96, 96, 3), seed).conv(8, (3, 3), (2, 2), activation=RELU6)
     for made, stride in sizes:
-        if stride == 2:
+        alone = padded and stride == 2
+        if alone:
             net.pad([(0, 0), (0, 1), (0, 1), (0, 0)])
-        padding = VALID if stride == 2 else SAME
+        padding = VALID if alone else SAME
         net.conv(0, (3, 3), (stride, stride), depth=1, padding=padding, activation=RELU6)
         net.conv(made, (1, 1), activation=RELU6)
-    return net.mean((1, 2)).dense(2).softmax().done()
+    if padded:
+        return net.mean((1, 2)).dense(2).softmax().done()
+    return net.pool((3, 3), (3, 3)).flat().dense(2).softmax().done()
 
 
 def pictures(seed: int) -> WrittenNet:

@@ -45,6 +45,12 @@ class NetEvaluator:
 
     def __call__(self, inputs: Sequence[Whole]) -> Whole:
         """Compute one call; inputs and result are whole numbers."""
+        (out,) = self.graph.parts[0].outputs
+        result: Whole = self._read(out, self.values(inputs))
+        return result
+
+    def values(self, inputs: Sequence[Whole]) -> dict[StorageId, Whole]:
+        """Compute one call; returns inputs and what every op makes, flat."""
         values: dict[StorageId, Whole] = {}
         for one in self.graph.parts[0].inputs:
             assert one.view is not None
@@ -54,9 +60,7 @@ class NetEvaluator:
                 self, op, [self._read(v, values) for v in op.arguments]
             )
             values[op.creates[0]] = found.ravel()
-        (out,) = self.graph.parts[0].outputs
-        result: Whole = self._read(out, values)
-        return result
+        return values
 
     def _read(self, value: Any, values: Mapping[StorageId, Whole]) -> Any:
         if not isinstance(value, View):
