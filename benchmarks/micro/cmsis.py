@@ -47,7 +47,7 @@ class Peer(NamedTuple):
 
     instructions: dict[str, int]
     differ: int
-    count: int
+    compared: int
     most: int
 
 
@@ -83,7 +83,7 @@ def _row(console: Console, name: str, library: tuple[Path, Built]) -> Row:
         words += f", {peer:,} in CMSIS-NN: {own / peer:.2f}x ("
         words += ", ".join(f"rounded {how} {n:,}" for how, n in found.instructions.items())
         words += (
-            f"); {found.differ:,} of {found.count:,} values of all layers differ, by at most {found.most}"
+            f"); {found.differ:,} of {found.compared:,} values of all layers differ, by at most {found.most}"
         )
     else:
         words += "; CMSIS-NN not given"

@@ -149,10 +149,10 @@ class Caller:
         views = [v for v in (w, b) if isinstance(v, View)]
         assert isinstance(x, View)
         given = self.values[x.base].reshape(x.shape)
-        doubles = [
+        one, weight, bias = (
             torch.from_numpy(a.astype(np.float64)) for a in (given, *map(self.net.constants.read, views))
-        ]
-        sums = convolved(*doubles, tuple(geometry), op.results[0].view.shape).numpy()
+        )
+        sums = convolved(one, weight, bias, tuple(geometry), op.results[0].view.shape).numpy()
         return float(np.abs(sums / factors[:, None, None]).max())
 
 
