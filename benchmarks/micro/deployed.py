@@ -3,9 +3,10 @@
 ``--tflm-source`` names a checkout of tflite-micro with its downloads; ``--cmsis``, a checkout of CMSIS-NN,
 replaces the copy among them. The four nets of MLPerf Tiny are written as .tflite files with random weights,
 as they were published: padding within convolutions, softmax. Both sides run the same file on the emulated
-Cortex-M4F and have to return the same bits. The interpreter is built twice, see `benchmarks.micro.tflm`: with
-kernels and CMSIS-NN at -O2, as its makefile has them, and at -Os. Kernels are those of int8 alone. Each
-figure is compared with the smaller one of the two.
+Cortex-M4F. Values may differ by one unit: of dense layers the reference kernels of TensorFlow Lite, whose
+bits the plug-in has, round a product once, and CMSIS-NN rounds it twice. The interpreter is built twice, see
+`benchmarks.micro.tflm`: with kernels and CMSIS-NN at -O2, as its makefile has them, and at -Os. Kernels are
+those of int8 alone. Each figure is compared with the smaller one of the two.
 """
 
 import tempfile
@@ -14,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.micro.rows import Row
@@ -76,17 +79,21 @@ def _row(name: str, net: WrittenNet, source: Path, library: Path) -> Row:
         ours = run_on_board(compiled.write(here / "out"), given, count=True)
         peers = [run_interpreter(here, _kernels(level, library), kinds, given, source) for level in _LEVELS]
     ram, rom = (min(getattr(one, what) for one in peers) for what in ("ram", "rom"))
-    equal = sum(ours.outputs[k] == one.outputs[k] for one in peers for k in range(_INPUTS))
+    apart = np.stack([_apart(ours.outputs, one.outputs) for one in peers])
     calls = ours.ticks * INSTRUCTIONS_PER_TICK // _INPUTS
     words = f"{name}: RAM {ours.ram:,} B (arena {ours.arena:,}, stack {ours.stack:,}), "
     words += f"{100 - 100 * ours.ram / ram:.1f} % below; flash {ours.rom:,} B, "
     words += f"{100 - 100 * ours.rom / rom:.1f} % below; {calls:,} instructions; "
-    words += f"outputs of {equal} of {len(peers) * _INPUTS} calls bit-equal"
-    held = ours.ram < ram and ours.rom < rom and equal == len(peers) * _INPUTS
+    words += f"{int((apart > 0).sum())} of {apart.size} values differ, by at most {int(apart.max())}"
+    held = ours.ram < ram and ours.rom < rom and int(apart.max()) <= 1
     said = "; ".join(f"{level} {_said(one)}" for level, one in zip(_LEVELS, peers, strict=True))
-    return Row(
-        "M1", "RAM and flash below TensorFlow Lite Micro with CMSIS-NN, the same bits", words, held, said
-    )
+    claim = "RAM and flash below TensorFlow Lite Micro with CMSIS-NN, values at most one unit apart"
+    return Row("M1", claim, words, held, said)
+
+
+def _apart(ours: tuple[bytes, ...], theirs: tuple[bytes, ...]) -> NDArray[np.int64]:
+    one, other = (np.frombuffer(b"".join(found), np.int8).astype(np.int64) for found in (ours, theirs))
+    return np.abs(one - other)
 
 
 def _said(one: Peer) -> str:
