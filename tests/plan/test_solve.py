@@ -266,7 +266,10 @@ def test_a_search_without_its_native_part_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("tightrope.native.solvers.solver._library", lambda: load("solver"))
     monkeypatch.setattr("tightrope.native.build.prebuilt", lambda _: None)
-    with pytest.raises(NativeError, match=r"no C\+\+ compiler found for solver.cpp .* Install one"):
+    monkeypatch.setattr("tightrope.core.plugins.installed", lambda _: {})
+    with pytest.raises(
+        NativeError, match=r"no C\+\+ compiler found for solver.cpp .* Install one.*\[planners\]"
+    ):
         solve(chain(), budget=budget)
 
 

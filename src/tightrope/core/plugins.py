@@ -11,7 +11,7 @@ import importlib.metadata
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from tightrope.core.errors import TightropeError
+from tightrope.core.errors import NativeError, TightropeError
 from tightrope.core.units import printable
 
 
@@ -57,3 +57,19 @@ def absent(what: str, extra: str) -> TightropeError:
         extra: of tightrope that brings it.
     """
     return TightropeError(f"{what} is part of tightrope-{extra}: pip install 'tightrope[{extra}]'.")
+
+
+def in_python(name: str, why: str) -> Any:
+    """Load what serves without a native part.
+
+    Args:
+        name: in the group ``tightrope.in_python``.
+        why: the native part is missing.
+
+    Raises:
+        NativeError: no distribution adds it.
+    """
+    entries = installed("tightrope.in_python").get(name, ())
+    if not entries:
+        raise NativeError(f"{why} Or pip install 'tightrope[planners]', whose search in Python needs none.")
+    return loaded(f"the {name} in Python", entries)

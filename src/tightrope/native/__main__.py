@@ -11,7 +11,7 @@ from tightrope.native.prebuilt import prebuilt
 def main() -> int:
     """Build what is not in the cache and print one line each; return the exit status."""
     if compiler() is None and prebuilt("allocator") is None:
-        print("no C++ compiler found: nothing is built, and nothing can be planned.")
+        print("no C++ compiler found: plans are made in Python, and budgets are checked, not enforced.")
         return 0
     start = time.perf_counter()
     build(sources())

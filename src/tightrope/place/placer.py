@@ -22,7 +22,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from tightrope.core import Bytes, Offset, TightropeError
+from tightrope.core import Bytes, NativeError, Offset, TightropeError
+from tightrope.core.plugins import in_python
 from tightrope.native.solvers.packer import METHODS, STATUSES, Integers, Packed, pack
 from tightrope.place.options import PlaceOptions, check_effort, check_whole, integers
 from tightrope.place.overlap import first_overlap
@@ -129,14 +130,18 @@ def _pack(
     seed: int,
     options: PlaceOptions | None,
 ) -> tuple[Packed, str]:
-    packed = pack(
-        columns,
-        capacity=capacity,
-        work=int(min(seconds, 1e6) * WORK_PER_SECOND),
-        milliseconds=int(min(seconds, 1e6) * 4000) + 50,
-        seed=seed % 2**62,
-        switches=(options or PlaceOptions()).bits,
-    )
+    try:
+        packed = pack(
+            columns,
+            capacity=capacity,
+            work=int(min(seconds, 1e6) * WORK_PER_SECOND),
+            milliseconds=int(min(seconds, 1e6) * 4000) + 50,
+            seed=seed % 2**62,
+            switches=(options or PlaceOptions()).bits,
+        )
+    except NativeError as error:
+        found: Packed = in_python("placer", str(error))(columns, capacity=capacity)
+        return found, "first fit and dives in Python (no C++ compiler)"
     return packed, METHODS[packed.method]
 
 

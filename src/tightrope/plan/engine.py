@@ -1,18 +1,50 @@
-"""Open the native search over a model."""
+"""Open the search over a model: the native one, or without it that of tightrope-planners in Python."""
+
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
 
 from tightrope.core import Bytes, Graph, Limits
+from tightrope.core.plugins import in_python
 from tightrope.lower import lower, simulate
-from tightrope.native.solvers.solver import Solver, Tables
-from tightrope.plan.model import Model
+from tightrope.native.interface import missing
+from tightrope.native.solvers.solver import Solver, State, Tables
+from tightrope.plan.model import Model, Pair
 from tightrope.plan.schedule import base_schedule
 
+_IN_PYTHON: Final = "greedy in Python (no C++ compiler)"
 
-def open_solver(model: Model) -> Solver:
+
+class Search(Protocol):
+    """A current set of pairs with its byte profile, and the greedy search: what every search can do."""
+
+    num_ops: int
+
+    def load(self, pairs: Sequence[Pair]) -> None:
+        """Make ``pairs`` the current set."""
+
+    def state(self, limit: Bytes) -> State:
+        """Measure the current set against ``limit`` bytes."""
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """List the current set, ascending."""
+
+    def greedy(self, limit: Bytes, rule: int, *, far: bool = False) -> bool:
+        """Replace the current set by a greedy one; return whether it fits ``limit``."""
+
+
+def made_by(planner: str) -> str:
+    """Name a planner as plans do: the search without a compiler says so."""
+    return _IN_PYTHON if planner != "given" and missing("solver") else planner
+
+
+def open_solver(model: Model) -> Solver | Search:
     """Open a search that starts from the empty set.
 
     Raises:
-        NativeError: the library is not there, and does not build or load.
+        NativeError: the library is not there and does not build or load, nor is tightrope-planners installed.
     """
+    if why := missing("solver"):
+        return cast(Search, in_python("search", why)(model))
     rows = zip(model.need, model.again_need, model.again_ns, model.window, model.away, strict=True)
     writes = zip(model.over, model.again_over, model.part, strict=True)
     ops = tuple((*row[:3], *row[3], *row[4], *own) for row, own in zip(rows, writes, strict=True))

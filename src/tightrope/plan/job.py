@@ -15,7 +15,7 @@ from tightrope.plan.bound.certify import certify, closer
 from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.cache import with_budget
 from tightrope.plan.cut import cut
-from tightrope.plan.engine import live_limit
+from tightrope.plan.engine import live_limit, made_by
 from tightrope.plan.model import Pair, pairs_of
 from tightrope.plan.options import Options, Ordering, Watch
 from tightrope.plan.reasons import reasons
@@ -187,7 +187,7 @@ class Job:
                 schedule,
                 budget=self.budget,
                 machine=self.machine,
-                planner=planner,
+                planner=made_by(planner),
                 seed=self.options.seed,
                 placed=self.placed,
             )
@@ -303,7 +303,7 @@ def smallest_plan(graph: Graph, machine: Machine | None, options: Options, *, pl
     plans: list[Plan] = []
     sets = ((), *shrink(graph, options))
     for pairs in sets[-1:] if len(graph.ops) > _PLACED_OPS else sets:
-        name = "anneal" if pairs else "given"
+        name = made_by("anneal" if pairs else "given")
         schedule = expand(graph, useful(graph, pairs))
         plans.append(
             assemble(

@@ -1,4 +1,4 @@
-"""The greedy search in Python: what the native one is compared with.
+"""The greedy search in Python, for machines without a C++ compiler.
 
 Idea        The same byte profile and the same greedy as ``native/solvers/solver.cpp``, step for step: walk
             the events; where bytes exceed the limit, drop the idle storage with the least score and
