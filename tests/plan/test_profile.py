@@ -10,7 +10,7 @@ from tightrope.core import Compute, Free, Graph, Op, Schedule, Storage, Tightrop
 from tightrope.lower import lower, timeline, walked, without_writes
 from tightrope.native.solvers.solver import NUM_RULES
 from tightrope.plan import base_schedule
-from tightrope.plan.engine import Search, open_solver
+from tightrope.plan.engine import GreedySearch, open_solver
 from tightrope.plan.model import Model, build, pairs_of
 from tightrope.plan.schedule import expand, useful
 
@@ -25,7 +25,7 @@ def random_sets(graph: Graph, seed: int, count: int = 12) -> list[tuple[tuple[in
 
 @pytest.mark.parametrize("opened", [open_solver, PythonSolver])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_profile_equals_naive_evaluation(seed: int, opened: Callable[[Model], Search]) -> None:
+def test_profile_equals_naive_evaluation(seed: int, opened: Callable[[Model], GreedySearch]) -> None:
     graph = oracles.random_graph(seed, num_ops=10)
     solver = opened(build(graph))
     for pairs in random_sets(graph, seed):
@@ -39,7 +39,7 @@ def test_profile_equals_naive_evaluation(seed: int, opened: Callable[[Model], Se
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("opened", [open_solver, PythonSolver])
-def test_profile_knows_what_is_written_over(opened: Callable[[Model], Search]) -> None:
+def test_profile_knows_what_is_written_over(opened: Callable[[Model], GreedySearch]) -> None:
     fewer = 0
     for seed in SEEDS:
         graph = oracles.writing_graph(seed, num_ops=16, parts=seed % 3 == 0)

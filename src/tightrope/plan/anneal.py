@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
 from tightrope.native.solvers.solver import NUM_RULES, Mode, Solver
 from tightrope.plan.bound import lower_bound
-from tightrope.plan.engine import Search, live_limit, open_solver
+from tightrope.plan.engine import GreedySearch, live_limit, open_solver
 from tightrope.plan.greedy import FAR_RULES, greedy_pairs
 from tightrope.plan.layers import copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import Model, Pair, build
@@ -52,7 +52,7 @@ _SLICE = 20_000
 
 
 def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
-    """Search from ``options.start``, a greedy set and nothing; return the fastest schedule that fits."""
+    """GreedySearch from ``options.start``, a greedy set and nothing; return the fastest schedule that fits."""
     del machine
     model = build(graph)
     solver = open_solver(model)
@@ -65,7 +65,7 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     return expand(graph, useful(graph, pairs))
 
 
-def _rank(solver: Search, pairs: tuple[Pair, ...], limit: Bytes) -> tuple[Bytes, Nanoseconds]:
+def _rank(solver: GreedySearch, pairs: tuple[Pair, ...], limit: Bytes) -> tuple[Bytes, Nanoseconds]:
     solver.load(pairs)
     state = solver.state(limit)
     return state.excess, state.ns
@@ -91,7 +91,7 @@ def _from_layers(graph: Graph, solver: Solver, limit: Bytes, options: Options) -
     return replace(options, start=pairs, restarts=1, fresh=False, effort=effort)
 
 
-def anneal_pairs(solver: Search, model: Model, limit: Bytes, options: Options) -> tuple[Pair, ...]:
+def anneal_pairs(solver: GreedySearch, model: Model, limit: Bytes, options: Options) -> tuple[Pair, ...]:
     """Find the fastest set that fits ``limit``; where none is found, a greedy one."""
     start = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
     if not isinstance(solver, Solver):
@@ -257,13 +257,13 @@ def _few_layers(graph: Graph, options: Options, *, anneal: bool) -> _Shrunk:
     return _Shrunk((pairs,) if pairs else (), small.rule)
 
 
-def _peak(solver: Search, pairs: tuple[Pair, ...]) -> Bytes:
+def _peak(solver: GreedySearch, pairs: tuple[Pair, ...]) -> Bytes:
     solver.load(pairs)
     return solver.state(0).peak
 
 
 def _in_two_passes(
-    graph: Graph, solver: Search, model: Model, known: tuple[Pair, ...], options: Options
+    graph: Graph, solver: GreedySearch, model: Model, known: tuple[Pair, ...], options: Options
 ) -> list[tuple[Pair, ...]]:
     """Find a set with a smaller peak than the known one, from a small plan of the first pass."""
     first = first_pass(graph)
@@ -277,7 +277,7 @@ def _in_two_passes(
 
 
 def _annealed_bytes(
-    solver: Search,
+    solver: GreedySearch,
     model: Model,
     pairs: tuple[Pair, ...],
     options: Options,
@@ -296,7 +296,7 @@ def _annealed_bytes(
 
 
 def _lowest_greedy(
-    solver: Search,
+    solver: GreedySearch,
     pairs: tuple[Pair, ...],
     floor: Bytes,
     watch: Watch,

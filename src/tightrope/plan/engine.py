@@ -14,7 +14,7 @@ from tightrope.plan.schedule import base_schedule
 _IN_PYTHON: Final = "greedy in Python (no C++ compiler)"
 
 
-class Search(Protocol):
+class GreedySearch(Protocol):
     """A current set of pairs with its byte profile, and the greedy search: what every search can do."""
 
     num_ops: int
@@ -37,14 +37,14 @@ def made_by(planner: str) -> str:
     return _IN_PYTHON if planner != "given" and missing("solver") else planner
 
 
-def open_solver(model: Model) -> Solver | Search:
+def open_solver(model: Model) -> Solver | GreedySearch:
     """Open a search that starts from the empty set.
 
     Raises:
         NativeError: the library is not there and does not build or load, nor is tightrope-planners installed.
     """
     if why := missing("solver"):
-        return cast(Search, in_python("search", why)(model))
+        return cast(GreedySearch, in_python("search", why)(model))
     rows = zip(model.need, model.again_need, model.again_ns, model.window, model.away, strict=True)
     writes = zip(model.over, model.again_over, model.part, strict=True)
     ops = tuple((*row[:3], *row[3], *row[4], *own) for row, own in zip(rows, writes, strict=True))

@@ -13,7 +13,7 @@ from itertools import product
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule
 from tightrope.native.solvers.solver import NUM_RULES
-from tightrope.plan.engine import Search, live_limit, open_solver
+from tightrope.plan.engine import GreedySearch, live_limit, open_solver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options, Watch
 from tightrope.plan.schedule import base_schedule, expand, useful
@@ -39,7 +39,7 @@ def greedy(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     return expand(graph, useful(graph, greedy_pairs(solver, live_limit(graph, limits), options.watch)))
 
 
-def greedy_pairs(solver: Search, limit: Bytes, watch: Watch) -> tuple[Pair, ...]:
+def greedy_pairs(solver: GreedySearch, limit: Bytes, watch: Watch) -> tuple[Pair, ...]:
     """Find the cheapest greedy set that fits ``limit``, or the one with the fewest bytes over it."""
     best: tuple[int, int, int] | None = None
     pairs: tuple[Pair, ...] = ()
