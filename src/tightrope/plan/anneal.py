@@ -52,7 +52,7 @@ _SLICE = 20_000
 
 
 def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
-    """GreedySearch from ``options.start``, a greedy set and nothing; return the fastest schedule that fits."""
+    """Search from ``options.start``, a greedy set and nothing; return the fastest schedule that fits."""
     del machine
     model = build(graph)
     solver = open_solver(model)
