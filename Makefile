@@ -8,6 +8,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Each plug-in is a folder: without it all that follows works, and leaves it out.
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml))
+# pip finds a library that plug-ins need in no index: it is named before them, without extras.
+EDITABLE := $(patsubst %,-e './%',$(wildcard packages/tightrope-shared)) $(PLUGINS:%=-e './%[dev]')
 
 AXE := build/axe/package/axe.min.js
 SMOKE := build/smoke
@@ -17,7 +19,7 @@ SMOKE := build/smoke
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt $(PLUGINS:%=%/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -r requirements-dev.txt
-	$(if $(PLUGINS),$(BIN)/pip install -q $(PLUGINS:%=-e './%[dev]'))
+	$(if $(PLUGINS),$(BIN)/pip install -q $(EDITABLE))
 	touch $(STAMP)
 
 native: $(STAMP)
@@ -74,7 +76,7 @@ TORCH_STAMP := $(TORCH_ENV)/.current
 $(TORCH_STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PYTHON) -m venv $(TORCH_ENV)
 	PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q torch==$(TORCH) -e .[dev]
-	$(if $(PLUGINS),PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q $(PLUGINS:%=-e './%[dev]'))
+	$(if $(PLUGINS),PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q $(EDITABLE))
 	touch $@
 endif
 torch-env: $(TORCH_STAMP)
