@@ -1,5 +1,6 @@
 """One number is named where nothing is planned, between pieces, and for optimizers that grow: it works."""
 
+import functools
 import gc
 import re
 import sys
@@ -381,6 +382,21 @@ def test_an_update_at_level_e_has_what_old_gradients_left() -> None:
     named = drops_behind(accounts().charged() + (1 << 18))
     assert named
     assert not drops_behind(named + (96 << 10))  # the batch before may be alive
+
+
+@pytest.mark.parametrize("most", [4, None])
+def test_a_cache_of_the_model_keeps_nothing_of_a_rehearsal(most: int | None) -> None:
+    cached = functools.lru_cache(most)(lambda count: (torch.arange(count) + 1.0,))
+    other = functools.lru_cache(most)(lambda: 3)
+    other()
+
+    class Positions(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + cached(len(x))[0][:, None]
+
+    assert rehearsed(Positions(4, 4), (torch.randn(8, 4),), {}) is not None
+    assert cached(8)[0].tolist() == list(range(1, 9))
+    assert other.cache_info().currsize == 1
 
 
 def test_a_loss_outside_is_named_with_the_state_that_is_to_come() -> None:

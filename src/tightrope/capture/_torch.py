@@ -3,6 +3,7 @@
 Everything above asks this module and never imports ``torch._*`` itself.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final, TypeAlias
@@ -26,6 +27,7 @@ from tightrope.core import CaptureError, TightropeError
 _PACKAGE: Final = f"{Path(__file__).parent.parent}{os.sep}"
 NOT_A_LEAF: Final = "The .grad attribute of a Tensor that is not a leaf"
 """How the warning begins that torch gives where anybody asks a computed tensor for its gradient."""
+_CachedFunction: Final = type(lru_cache(len))
 Layouts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 """(Number of an output, strides of its gradient)."""
 
@@ -116,14 +118,32 @@ def shapes_only() -> Iterator[Callable[[Any], Any]]:
 
 @contextmanager
 def copied_without_values(tree: Any) -> Iterator[Any]:
-    """Copy modules, tensors and what holds them, and run ops on the copy: on shapes alone."""
+    """Copy modules, tensors and what holds them, and run ops on the copy: on shapes alone.
+
+    What `functools.lru_cache` keeps of it is dropped: else the modules themselves would find shapes there.
+    """
     from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
     log = logging.getLogger(FakeTensorMode.__module__)
     with patch.object(log, "disabled", True), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         with FakeCopyMode(mode):
             copied = deepcopy(tree)
-        yield copied
+        try:
+            yield copied
+        finally:
+            for one in gc.get_objects():
+                if type(one) is _CachedFunction and one.cache_info().currsize and _keeps_shapes(one):
+                    one.cache_clear()
+
+
+def _keeps_shapes(cached: Any) -> bool:
+    """Tell whether a cached function keeps a result without values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._pytree import tree_leaves
+
+    kept = gc.get_referents(cached)  # a bounded cache has results here, another one a dict of them
+    results = [*kept, *(value for one in kept if isinstance(one, dict) for value in one.values())]
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(results))
 
 
 def is_overload(value: object) -> bool:
