@@ -31,6 +31,8 @@ found["enforced"] = tightrope.report(model).enforced
 _WARM: Final = f"import sys\n{TRAIN}\nfound['modules'] = list(sys.modules)"
 _OWN_MOUNTS: Final = 0x20000
 SOURCES: Final = Path(tightrope.__file__).parents[1]
+IN_PYTHON: Final = SOURCES.parent / "packages/tightrope-planners/src"
+"""What plans without a compiler."""
 """Where the tested library is: the checkout, or the packages of an environment in which it is installed."""
 
 
@@ -62,8 +64,9 @@ class OtherUsers:
         self.folder.chmod(0o755)
         shutil.copytree(libraries, self.folder / "built").chmod(0o755)
         sites = {f"site{place}": path for place, path in enumerate(packages())}
+        plugins = {"planners": IN_PYTHON} if IN_PYTHON.is_dir() else {}
         sources = {
-            "python": sys.base_prefix, "src": SOURCES, **sites,
+            "python": sys.base_prefix, "src": SOURCES, **plugins, **sites,
             "tests": Path(__file__).parent, "tmp": self.folder / "tmp",
         }  # fmt: skip
         for name in sources:
@@ -80,7 +83,7 @@ class OtherUsers:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
             env={
                 "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTHONPATH": ":".join(str(self.folder / name) for name in ("src", *sites, "tests")),
+                "PYTHONPATH": ":".join(str(self.folder / name) for name in list(sources)[1:-1]),
             },
         )  # fmt: skip
         assert self._process.stdout is not None

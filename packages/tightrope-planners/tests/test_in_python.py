@@ -10,6 +10,7 @@ import oracles
 from tightrope.core import NativeError
 from tightrope.lower import problems
 from tightrope.native.interface import load
+from tightrope.native.solvers.packer import native_function
 from tightrope.place import place
 from tightrope.plan import smallest, solve
 
@@ -21,6 +22,7 @@ def _no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("tightrope.native.build.prebuilt", lambda _: None)
     monkeypatch.setattr("tightrope.native.solvers.solver._library", lambda: load("solver"))
+    monkeypatch.setattr("tightrope.native.solvers.packer.native_function", native_function.__wrapped__)
 
 
 def test_plans_are_made_and_say_so() -> None:

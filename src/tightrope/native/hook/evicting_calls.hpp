@@ -127,7 +127,8 @@ int64_t tr_evict_move_out(Evicting* self, int64_t id) {
     if (!has_room(self->slot(key).bytes)) throw std::runtime_error("the heap has no room");
     auto to = c10::GetCPUAllocator()->allocate(static_cast<size_t>(self->slot(key).bytes));
     Lock lock(state->mutex);
-    self->move_outside(key, std::move(to));
+    // nobody holds it any more where what was brought back before let go of it
+    if (self->slot(key).impl != nullptr && self->arena().resident(key)) self->move_outside(key, std::move(to));
   } catch (const std::exception& refused) {
     self->suspended = before;
     fail(refused.what());
