@@ -280,7 +280,7 @@ def test_what_a_loop_keeps_is_refused_with_a_larger_number() -> None:
     tightrope.compile(model, budget=budget, progress=False)
 
     def train_and_keep() -> None:
-        for _ in range(80):
+        for _ in range(120):
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
