@@ -58,3 +58,17 @@ def test_a_mode_inside_of_the_block_sees_the_ops_as_well() -> None:
         assert (y @ y).sum() > 0
         assert eviction.num_ops >= before + 3
     assert counter.get_total_flops() == 2 * 32**3
+
+
+def test_what_nobody_holds_any_more_is_not_moved_out() -> None:
+    with evict("8MiB") as block:
+        gone, stays = torch.ones(1 << 16) * 2, torch.ones(1 << 12) * 3
+        assert block._watch is not None
+        window = block._watch.window
+        held = window.held(resident=True)
+        assert len(held) == 2
+        del gone
+        for one in held:
+            window.move_out(one)
+        assert window.held(resident=True) == []
+        assert stays.sum() == 3 << 12
