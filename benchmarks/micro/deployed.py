@@ -1,4 +1,4 @@
-"""M1: RAM and flash of int8 files beside TensorFlow Lite Micro with CMSIS-NN's kernels.
+"""M1: RAM and flash of int8 files, compared with TensorFlow Lite Micro on CMSIS-NN's kernels.
 
 ``--tflm-source`` names a checkout of tflite-micro with its downloads; ``--cmsis``, a checkout of CMSIS-NN,
 replaces the copy among them. The four nets of MLPerf Tiny are written as .tflite files with random weights,
@@ -62,7 +62,9 @@ _FILES: Final = {
 def m1_tflm(console: Console, source: str, cmsis: str) -> list[Row]:
     """Compare every net; no rows where no source is given."""
     if not source:
-        console.print("M1: give --tflm-source for RAM and flash beside TensorFlow Lite Micro with CMSIS-NN")
+        console.print(
+            "M1: give --tflm-source to compare RAM and flash with TensorFlow Lite Micro on CMSIS-NN"
+        )
         return []
     library = (Path(cmsis) if cmsis else Path(source) / DOWNLOADS / "cmsis_nn").absolute() / "Source"
     return [_row(name, make(1), Path(source).absolute(), library) for name, make in _PUBLISHED.items()]

@@ -40,7 +40,7 @@ T1: choosing what a step updates, beside updating all, see `benchmarks.micro.tra
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
 
 M1: the reference nets of MLPerf Tiny as published, in three forms, see `benchmarks.micro.published`; with
-``--tflm-source``, their int8 files beside an interpreter, see `benchmarks.micro.deployed`.
+``--tflm-source``, their int8 files compared with an interpreter, see `benchmarks.micro.deployed`.
 
 M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
 

@@ -30,7 +30,7 @@ def test_plans_are_made_and_say_so() -> None:
     least = smallest(graph)
     plan = solve(graph, budget=least.forecast.total * 21 // 20)
     for one in (least, plan):
-        assert "in Python (no C++ compiler)" in one.planner or one.planner == "given"
+        assert "in Python (no native part)" in one.planner or one.planner == "given"
         assert problems(graph, one) == []
     assert plan.forecast.total <= least.forecast.total * 21 // 20
 
@@ -41,7 +41,7 @@ def test_buffers_are_placed_without_overlaps() -> None:
     ends = [start + draw.randint(1, 9) for start in starts]
     sizes = [draw.randint(1, 90) for _ in range(60)]
     found = place([*zip(sizes, starts, ends, strict=True)])
-    assert "in Python (no C++ compiler)" in found.method
+    assert "in Python (no native part)" in found.method
     for tick in range(50):
         alive = sorted((found.offsets[i], sizes[i]) for i in range(60) if starts[i] <= tick < ends[i])
         assert all(a + size <= b for (a, size), (b, _) in pairwise(alive))

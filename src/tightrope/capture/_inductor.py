@@ -1,4 +1,4 @@
-"""Torch's compiler for loops; a third such module beside `_torch`, `_eager`."""
+"""Torch's compiler for loops; a third such module, as `_torch` and `_eager` are."""
 
 import hashlib
 import os

@@ -141,7 +141,7 @@ def _pack(
         )
     except NativeError as error:
         found: Packed = in_python("placer", str(error))(columns, capacity=capacity)
-        return found, "first fit and dives in Python (no C++ compiler)"
+        return found, "first fit and dives in Python (no native part)"
     return packed, METHODS[packed.method]
 
 

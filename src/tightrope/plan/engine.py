@@ -11,7 +11,7 @@ from tightrope.native.solvers.solver import Solver, State, Tables
 from tightrope.plan.model import Model, Pair
 from tightrope.plan.schedule import base_schedule
 
-_IN_PYTHON: Final = "greedy in Python (no C++ compiler)"
+_IN_PYTHON: Final = "greedy in Python (no native part)"
 
 
 class GreedySearch(Protocol):
@@ -33,7 +33,7 @@ class GreedySearch(Protocol):
 
 
 def made_by(planner: str) -> str:
-    """Name a planner as plans do: the search without a compiler says so."""
+    """Name a planner as plans do: the search in Python says so."""
     return _IN_PYTHON if planner != "given" and missing("solver") else planner
 
 

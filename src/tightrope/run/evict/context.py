@@ -403,8 +403,9 @@ def evict(
             of tightrope-planners, is ``coop`` until a training step has come twice; that one is planned to
             its end, and followed as often as it comes again. Steps end with an optimizer's step, or at
             `Eviction.end_step`.
-        most_again: how many times the ops' own time recomputation may take; beyond that the block raises.
-            Ops of less than 50 ms count as 50 ms. By default only what one op waits for is limited.
+        most_again: how many times the ops' own time recomputation may take, its search for room included;
+            beyond that the block raises. Ops of less than 50 ms count as 50 ms. By default only what one
+            op waits for is limited.
         poison: overwrite freed bytes, for tests.
 
     Returns:

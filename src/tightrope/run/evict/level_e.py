@@ -308,7 +308,7 @@ def _size(tensor: torch.Tensor) -> Bytes:
 def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str, *, by_values: bool = False) -> bool:
     """Tell whether a model that is not planned is to run at level E, and not at level 0.
 
-    Where values decide what a step does, what level 0 did not record lies on the heap beside the arena.
+    Where values decide what a step does, what level 0 did not record lies outside the arena.
     """
     enough = accounts.enough.keeping
     roomy = enough + (enough if by_values else enough // _ROOMY)
