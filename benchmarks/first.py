@@ -116,7 +116,9 @@ def installed(made: Path, folder: Path, interpreter: str = sys.executable) -> Pa
     subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     (site,) = (folder / "lib").glob("python*/site-packages")
-    (site / "libraries.pth").write_text(f"{wheel.torch_of(interpreter).parent}\n")
+    # a line that begins with "import" is run: files of the same kind in that folder are followed too
+    libraries = str(wheel.torch_of(interpreter).parent)
+    (site / "libraries.pth").write_text(f"import site; site.addsitedir({libraries!r})\n")
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index"]
     subprocess.run([*pip, "-q", "--no-deps", "--ignore-installed", made], check=True)
     return python

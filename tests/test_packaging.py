@@ -119,8 +119,8 @@ def test_a_wheel_made_from_the_source_archive_works_with_and_without_a_compiler(
     python = home / "bin" / "python"
     monkeypatch.setenv("PYTHONPATH", "")
     site = Path(printed(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # the libraries that it needs are those installed here; an editable install of them is not followed
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # The libraries that it needs are those installed here, plug-ins in editable mode included.
+    (site / "libraries.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     printed(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel)
     assert str(home) in printed(python, "-c", "import tightrope; print(tightrope.__file__)")
     for compiler, enforced in (("", "True"), ("/no/compiler", "False")):

@@ -316,6 +316,59 @@ def test_an_idle_arena_gives_its_free_pages_back_under_pressure(native: Allocato
     del small
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40 * PAGE), st.integers(0, 40 * PAGE)), max_size=8),
+    st.lists(st.tuples(st.integers(1, 60 * PAGE), st.integers(0, 11)), min_size=1, max_size=8),
+)
+def test_an_idle_arena_gives_back_no_more_than_is_needed(
+    blocks: list[tuple[int, int]], needs: list[tuple[int, int]]
+) -> None:
+    native = allocator()
+    plan, end = [], 0
+    for size, gap in blocks:
+        offset = (end + gap) // 64 * 64
+        plan.append((size, offset))
+        end = offset + -(-size // 64) * 64 + 63
+    extent = (end + 5 * PAGE) // 64 * 64
+    arena = native.open_arena(extent)
+    replayed(native, arena, *plan)
+    live = {k: block(size).fill_(k) for k, (size, _) in enumerate(plan)}
+    native.end_replay()
+    native.idle(arena)
+    kept = -(-extent // PAGE)
+
+    def charge(kept: int) -> int:
+        ends = {k: plan[k][1] + -(-plan[k][0] // 64) * 64 for k in live}
+        pages = {page for k in live for page in range(plan[k][1] // PAGE, -(-ends[k] // PAGE))}
+        return sum(min(PAGE, extent - page * PAGE) for page in pages | set(range(kept)))
+
+    held = []
+    with native.limited(native.stats().charged):
+        limit = native.stats().charged
+        for size, dies in needs:
+            lacks = native.stats().charged + -(-size // 64) * 64 - limit
+            goal = max(charge(kept) - -(-lacks // 65536) * 65536, 0) if lacks > 0 else 2**60
+            kept = next((k for k in range(kept, 0, -1) if charge(k) <= goal), 0)
+            fits = charge(kept) <= native.arena(arena).charge - lacks
+            try:
+                held.append(block(size))
+                assert fits
+            except torch.OutOfMemoryError:
+                assert not fits
+                assert not kept
+            assert native.arena(arena).charge == charge(kept)
+            assert native.stats().charged <= limit
+            assert all((one.numpy() == k).all() for k, one in live.items())
+            live.pop(dies, None)
+            assert native.arena(arena).charge == charge(kept)
+        held.clear()
+        live.clear()
+        assert native.lease(arena)
+        assert native.arena(arena).charge == extent
+    native.retire(arena)
+
+
 def test_a_leased_arena_keeps_its_pages_under_pressure(native: Allocator, arena: int) -> None:
     with native.limited(native.stats().charged):
         with pytest.raises(torch.OutOfMemoryError):
@@ -334,7 +387,7 @@ def test_pages_given_back_really_leave_the_process(native: Allocator) -> None:
     native.idle(arena)
     with native.limited(native.stats().charged):
         before = resident()
-        x = block(64)
+        x = block(size - 64)
         assert before - resident() > size * 0.9
     del x
     native.retire(arena)

@@ -280,14 +280,26 @@ def test_a_model_in_pieces_says_that_shapes_have_no_effect() -> None:
     assert "sequence of graphs" in report.why
 
 
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the planners that will search; the order as given is only priced."""
+    names: list[str] = []
+    run = Job.run
+
+    def noted(job: Job, planner: str) -> None:
+        if planner != "given":
+            names.append(planner)
+        run(job, planner)
+
+    monkeypatch.setattr(Job, "run", noted)
+    return names
+
+
 @pytest.mark.slow
 def test_plans_of_buckets_are_kept_for_the_next_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIGHTROPE_PLANS", str(tmp_path))
-    searches: list[int] = []
-    run = Job.run
-    monkeypatch.setattr(Job, "run", lambda job, planner: (searches.append(1), run(job, planner))[1])
+    searches = searched(monkeypatch)
     for _ in range(2):
         torch.manual_seed(0)
         gc.collect()
@@ -306,9 +318,7 @@ def test_a_later_process_captures_its_first_shape_alone(
     """A second shape is captured for all; what was kept stays in use, and nothing is searched for."""
     monkeypatch.setenv("TIGHTROPE_PLANS", str(tmp_path))
     _, plain = pair
-    searches: list[int] = []
-    run = Job.run
-    monkeypatch.setattr(Job, "run", lambda job, planner: (searches.append(1), run(job, planner))[1])
+    searches = searched(monkeypatch)
     for lengths, captures in (((20,), (1,)), ((22, 40, 22, 24), (1, 2, 2, 2))):
         searches.clear()
         gc.collect()

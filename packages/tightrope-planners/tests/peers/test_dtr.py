@@ -157,6 +157,15 @@ def test_what_finishes_fits_and_never_beats_the_optimum(score: DtrScore) -> None
     assert sum(check(seed, score) for seed in range(25)) > 2
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_it_ends_where_a_second_run_reads_what_only_the_first_makes(score: DtrScore) -> None:
+    graph = random_graph(487, num_ops=7)
+    model = build(graph)
+    first = model.again_reads[0]
+    assert set(first) <= set(graph.ops[0].creates) - set(model.again_creates[0])
+    assert not check(487, score)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("score", SCORES)
 def test_what_finishes_fits_and_never_beats_the_optimum_on_500_graphs(score: DtrScore) -> None:

@@ -10,8 +10,8 @@
 //
 // Charged bytes are what the limit holds: heap blocks rounded up to 64, plus each arena by its state:
 //     leased    in full                     the only state in which blocks are placed in it
-//     idle      in full, until another allocation would break the limit: then only the pages that
-//               hold live blocks, and the others go back to the system
+//     idle      in full, until another allocation would break the limit: then free pages go back to the
+//               system, the last ones first, as many as that allocation needs
 //     retired   only the pages that hold live blocks; unmapped with the last of them
 //
 // Threads: allocate and the deleter may be called from any thread at any time. The tr_* functions may

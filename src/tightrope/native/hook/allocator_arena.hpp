@@ -4,6 +4,8 @@
 //
 //     pages   |   0   |   1   |   2   |   3   |
 //     blocks  |  +-A-----+  +-B-+     |       |     free pages: 3; when A dies: 0 and 3
+//
+// Under pressure the last free pages go first, and no more of them than are needed.
 #pragma once
 
 #include "allocator_slab.hpp"
@@ -14,9 +16,11 @@
 namespace tightrope_allocator {
 
 static const Bytes kPage = sysconf(_SC_PAGESIZE);
+constexpr Bytes kAtOnce = 65536;  // fewer calls of the system for many small blocks
 
 struct Arena : Slab {
   Bytes mapped = 0;  // addresses that it may grow into included
+  int64_t kept = 0;  // once trimmed: number of pages at the front that are charged whether a block lives there or not
 
   ~Arena() { munmap(base, static_cast<size_t>(mapped)); }
 
@@ -27,16 +31,25 @@ struct Arena : Slab {
     return std::min(last * kPage, bytes) - first * kPage;
   }
 
-  // Gives back all pages without a live block, and is charged by page from now on.
-  void trim() {
-    int64_t next = 0;
-    charge = bytes;
-    for (const auto& [offset, block] : blocks) {
-      charge -= release(next, offset / kPage);
-      next = std::max(next, round_up(offset + block.size(), kPage) / kPage);
-    }
-    charge -= release(next, round_up(bytes, kPage) / kPage);
+  // Gives back pages without a live block, the last ones first, until `need` bytes left or none is free. Pages
+  // before `kept` stay charged, live block or not; those behind it are charged by live block from now on.
+  void give_back(Bytes need) {
+    if (!trimmed) kept = round_up(bytes, kPage) / kPage;
     trimmed = true;
+    const Bytes goal = need < charge ? charge - need : 0;
+    auto block = blocks.rbegin();
+    while (kept > 0 && charge > goal) {
+      while (block != blocks.rend() && block->first >= kept * kPage) ++block;  // lives behind `kept`
+      const bool last = block == blocks.rend();
+      const int64_t first = last ? 0 : round_up(block->first + block->second.size(), kPage) / kPage;
+      if (first >= kept) {
+        kept = std::min(kept, block++->first / kPage);
+        continue;
+      }
+      const int64_t from = std::max(first, kept - round_up(charge - goal, kPage) / kPage);
+      charge -= release(from, kept);
+      kept = from;
+    }
     advise_huge_pages(false);  // the system would fill the gaps again to build huge pages
   }
 
@@ -57,7 +70,7 @@ struct Arena : Slab {
       const auto before = std::prev(next);
       first = std::max(first, round_up(before->first + before->second.size(), kPage) / kPage);
     }
-    charge -= release(first, last);
+    charge -= release(std::max(first, kept), last);
   }
 };
 

@@ -201,7 +201,7 @@ int64_t tr_trim(int64_t id) {
   Arena* arena = find(id);
   if (arena == nullptr) return fail("no such arena, or it was retired");
   if (arena->state != Arena::State::idle) return fail("the arena is leased");
-  return guarded([&] { return arena->trimmed ? int64_t{0} : (state->trim(*arena), int64_t{0}); });
+  return guarded([&] { return state->trim(*arena), int64_t{0}; });
 }
 
 int64_t tr_retire(int64_t id) {

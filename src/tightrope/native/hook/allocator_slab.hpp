@@ -32,7 +32,7 @@ struct Slab {
   Bytes bytes = 0;
   Bytes charge = 0;
   State state = State::leased;
-  bool trimmed = false;  // charged by live pages
+  bool trimmed = false;  // gave pages back
   std::map<int64_t, Block> blocks;
 
   bool holds(const void* pointer) const { return pointer >= base && pointer < base + bytes; }

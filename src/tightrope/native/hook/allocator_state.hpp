@@ -124,9 +124,10 @@ class State : public Ledger<Arena> {
     arena.trimmed = false;
   }
 
-  void trim(Arena& arena) {
+  // Gives `need` bytes of pages without a live block back to the system; all of them by default.
+  void trim(Arena& arena, Bytes need = kLargest) {
     const Bytes before = arena.charge;
-    arena.trim();
+    arena.give_back(need);
     stats.charged -= before - arena.charge;
   }
 
@@ -148,12 +149,13 @@ class State : public Ledger<Arena> {
     by_base_.erase(arena.base);
   }
 
-  // Throws Refused unless `bytes` more fit under the limit, after idle arenas gave back their free pages.
+  // Throws Refused unless `bytes` more fit under the limit, after idle arenas gave back what free pages that takes:
+  // pages that come back have to be filled with zeros first, and near the limit each step would pay for all.
   void make_room(Bytes bytes) {
     if (limit < 0 || stats.charged + bytes <= limit) return;
     for (const auto& [id, arena] : arenas) {
-      if (arena->state != Arena::State::idle || arena->trimmed) continue;
-      trim(*arena);
+      if (arena->state != Arena::State::idle || (arena->trimmed && arena->kept == 0)) continue;
+      trim(*arena, round_up(stats.charged + bytes - limit, kAtOnce));
       if (stats.charged + bytes <= limit) return;
     }
     const std::pair before{stats.refused, stats.heap_refused};

@@ -110,6 +110,7 @@ class Accounts:
         hook = self.allocator
         self._older = UncountedTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
+        self._late = False
         self.num_limits = 0
         self.search()
 
@@ -142,17 +143,25 @@ class Accounts:
         """Look up what ``owner`` holds the process to; 0 = nothing yet."""
         return _known(self._budgets.get(owner, 0))
 
-    def hold_back(self, owner: object, hidden: Bytes) -> None:
+    def hold_back(self, owner: object, hidden: Bytes, *, later: bool = False) -> None:
         """Keep the most bytes that a kernel takes behind the allocator free while ``owner`` lives.
 
-        Kernels run one after another, so the largest amount counts.
+        Kernels run one after another, so the largest amount counts. ``later`` = the limit stays until
+        `catch_up`, so that what is refused by then is refused with these bytes in the ledger.
         """
         if hidden <= self._hidden.get(owner, 0):
             return
         if owner not in self._hidden:
             weakref.finalize(owner, self._apply)
         self._hidden[owner] = hidden
-        self._apply()
+        self._late = self._late or later
+        if not later:
+            self._apply()
+
+    def catch_up(self) -> None:
+        """Apply what was held back for later."""
+        if self._late:
+            self._apply()
 
     @property
     def slack(self) -> Bytes:
@@ -221,6 +230,7 @@ class Accounts:
 
     def _apply(self) -> None:
         self.num_limits += 1
+        self._late = False
         if self.allocator is None:
             return
         if self._own is not None:
@@ -276,7 +286,8 @@ class Accounts:
             said = f"{format_bytes(left)} were left for code between forward and backward. "
         took = asked if step is None else step.after(asked)
         took = max(took, charged // 2 if own else 0, _LEAST_MORE)
-        allowed = max(budget, charged + asked + self.older + (step.coming if step is not None else 0))
+        held = charged + self.older + self.hidden
+        allowed = max(budget, held + asked + (step.coming if step is not None else 0))
         if (enough := self.enough.keeping) > allowed:
             return f"{said}Try budget={enough}: by the shapes it is enough, and less may be.", enough
         if step is not None:  # of a larger budget, the plan may take as much as the step without one

@@ -124,7 +124,7 @@ class Calls:
             raise self.prospects.unmeasured(whole, error, self._expected_need()) from None
         one.why, one.rewritten = why, rewritten
         self.captured.append(one)
-        self.accounts.hold_back(self, one.graph.hidden)
+        self.accounts.hold_back(self, one.graph.hidden, later=True)
         self.prospects.raise_share([one], waiting=False)
         return len(self.captured) - 1
 

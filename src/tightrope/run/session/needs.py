@@ -123,6 +123,7 @@ class Prospects:
 
     def begin(self, *, first: bool) -> None:
         """Note what is held when a plan is asked for; ``first`` = no forward ran yet."""
+        self.accounts.catch_up()
         if self._held_first is None:
             self._held_first = self.accounts.charged()
         if first:

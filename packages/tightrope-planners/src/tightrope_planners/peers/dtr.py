@@ -109,7 +109,7 @@ class _Runtime:
         self._make_room(self.model.need[stage])
         self._appear(stage, self._made(stage), self.model.again_ns[stage], reads)
         self._unlock(reads)
-        self._drop_released(tuple(self.resident))
+        self._drop_released(tuple(self.resident), ended=True)
 
     def _made(self, op: OpId) -> tuple[StorageId, ...]:
         return self.classes.created[op]
@@ -163,9 +163,11 @@ class _Runtime:
         for storage in storages:
             self.locks[storage] -= 1
 
-    def _drop_released(self, storages: tuple[StorageId, ...]) -> None:
+    def _drop_released(self, storages: tuple[StorageId, ...], *, ended: bool = False) -> None:
+        """Release what is read no more; until a stage ended, a re-run may still read what never returns."""
         for storage in storages:
-            if storage in self.resident and self.release[storage] <= self.now and not self.locks[storage]:
+            free = storage in self.resident and not self.locks[storage] and (ended or self.returns[storage])
+            if free and self.release[storage] <= self.now:
                 self._evict(storage)
 
     def _evict(self, storage: StorageId) -> None:
