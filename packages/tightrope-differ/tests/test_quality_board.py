@@ -105,7 +105,7 @@ def test_the_emulated_board_has_the_bits_of_this_computer() -> None:
             {"ram": 2100},
             "excludes forms is ram: 1 break it and keep all other limits. The smallest",
         ),
-        ("flash", {"flash": 300}, "excludes forms is flash: .* give more --flash"),
+        ("flash", {"flash": 64}, "excludes forms is flash: .* give more --flash"),
         ("seconds", {"seconds": 1e-9}, "excludes forms is seconds: .* give more --seconds"),
     ],
 )

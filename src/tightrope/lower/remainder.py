@@ -13,6 +13,7 @@ from collections.abc import Mapping, Set
 from msgspec.structs import replace
 
 from tightrope.core import (
+    Bytes,
     Flag,
     Graph,
     Input,
@@ -25,6 +26,7 @@ from tightrope.core import (
     StorageId,
     TightropeError,
     View,
+    round_up,
 )
 from tightrope.core.graph import RETURN
 from tightrope.core.values import EMPTY, Argument, Items, views
@@ -67,6 +69,19 @@ def can_go(graph: Graph, live: Set[StorageId]) -> frozenset[StorageId]:
             elif storage in live:
                 there.add(storage)
     return frozenset(gone)
+
+
+def staying(graph: Graph) -> Bytes:
+    """Sum up what the first part has to leave for the second, whatever else is given up; 0 = one part."""
+    if len(graph.parts) != 2:
+        return 0
+    made = frozenset(s for op in graph.ops[: graph.boundaries[0]] for s in op.creates)
+    stays = made - can_go(graph, made)
+    ways = _ways(graph, stays)
+    made_again = {storage for op in ways for storage in op.creates}
+    read = {s for op in (*ways, *graph.ops[graph.boundaries[0] :]) for s in op.reads}
+    found = [graph.storages[s] for s in (stays - made_again) & read]
+    return sum(round_up(one.size) for one in found if not one.resident_at_end)
 
 
 def loses_results(graph: Graph) -> bool:

@@ -17,6 +17,7 @@ from tightrope.core import Bytes, Forecast, Graph, InfeasibleError, JudgeError, 
 from tightrope.fuse.choose import Chosen, compile_stretches, fused
 from tightrope.fuse.rounds import fused_rounds
 from tightrope.lower.join import Turn
+from tightrope.lower.remainder import staying
 from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
 from tightrope.plan.options import ENOUGH
 from tightrope.plan.resize import resized, same_ops
@@ -402,7 +403,7 @@ class Unit:
                 itemised(replace(room, update=expected.update).ledger(), self.graph),
                 loss=max(headroom.held, headroom.needed) if headroom.seen else headroom.wanted,
                 guessed=not headroom.seen,
-                between=headroom.peak and headroom.peak + headroom.outputs,
+                between=headroom.peak and headroom.peak + headroom.outputs + staying(self.graph),
                 outputs=headroom.outputs if first else 0,
                 state=expected.assumed,
                 gradients=expected.gradients,
