@@ -14,6 +14,7 @@ import tightrope
 from tightrope.core import Bytes
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import allocator
+from tightrope.run.compile import compiled_of
 from tightrope.run.ledger.accounts import accounts
 
 pytestmark = [
@@ -224,8 +225,8 @@ def test_level_0_is_left_where_steps_differ() -> None:
     assert "level 0 was left" in tightrope.report(model).why
 
 
-def dropping(budget: str | int, rows: int = 2048) -> None:
-    """Train without dropping any layer."""
+def dropping(budget: str | int, rows: int = 2048) -> Dropping:
+    """Train without dropping any layer; return the model."""
     torch.manual_seed(0)
     model = Dropping()
     model.most = 8
@@ -235,14 +236,35 @@ def dropping(budget: str | int, rows: int = 2048) -> None:
         model(torch.randn(rows, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    return model
 
 
-def test_a_refusal_names_little_more_than_what_the_first_steps_took() -> None:
+def test_a_refusal_names_no_more_than_what_the_first_steps_took() -> None:
     with pytest.raises(tightrope.TightropeError) as refused:
         dropping("20%")
     named = re.findall(r'budget="(\d+)%"', str(refused.value))
     assert named, str(refused.value)
-    assert 20 < int(named[-1]) <= 104
+    assert 20 < int(named[-1]) <= 100
+
+
+def test_below_100_percent_no_more_than_that_is_named_for_a_small_request() -> None:
+    """What stays may split an arena, but the whole step was rehearsed in that many bytes."""
+    model = dropping("80%")
+    serving, told = compiled_of(model).evicted, []
+    assert serving is not None
+
+    def probe(*_: object) -> None:
+        assert serving is not None
+        assert serving.last is not None
+        told.extend(serving.last.advise(size)[1] for size in (0, 64, 10 * serving.given[1]))
+
+    serving.unplanned += 64  # as after a step that took a little more than the first
+    model.layers[4].register_forward_pre_hook(probe)
+    model(torch.randn(2048, 64)).square().mean().backward()
+    none, small, large = told
+    assert (none, small) == (serving.given[1], serving.given[1])
+    assert large is not None
+    assert large > 10 * serving.given[1]
 
 
 @pytest.mark.parametrize("rows", [32, 2048])
