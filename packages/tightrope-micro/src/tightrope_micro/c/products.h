@@ -18,6 +18,22 @@ static inline uint32_t tr_word(const int8_t *at)
     return word;
 }
 
+/* The same at a row behind a pointer, and at a pointer that goes on. In the order as written: loads that are moved to the
+   front take more registers than there are. */
+static inline uint32_t tr_word_of(const int8_t *at, int row)
+{
+    uint32_t word;
+    __asm__ volatile("ldr %0, [%1, %2]" : "=r"(word) : "r"(at), "r"(row), "m"(*(const int8_t(*)[])at));
+    return word;
+}
+
+static inline uint32_t tr_next(const int8_t **at)
+{
+    uint32_t word;
+    __asm__ volatile("ldr %0, [%1], #4" : "=r"(word), "+r"(*at) : "m"(*(const int8_t(*)[])*at));
+    return word;
+}
+
 static inline int32_t tr_even(uint32_t word)
 {
     int32_t pair;
@@ -51,19 +67,22 @@ static inline int32_t tr_pairs(int32_t a, int32_t b, int32_t sum)
 TR_ALONE void tr_dots_2x2(const int8_t *x0, const int8_t *x1, const int8_t *w0, const int8_t *w1, int k, int32_t *s)
 {
     int32_t a = s[0], b = s[1], c = s[2], d = s[3];
-    int at = 0;
+    const int8_t *const end = x0 + k;
 #ifdef __ARM_FEATURE_DSP
-    for (; at + 4 <= k; at += 4, x0 += 4, x1 += 4, w0 += 4, w1 += 4) {
-        const uint32_t p = tr_word(x0), q = tr_word(x1), u = tr_word(w0), v = tr_word(w1);
-        const int32_t pe = tr_even(p), po = tr_odd(p), qe = tr_even(q), qo = tr_odd(q);
-        const int32_t ue = tr_even(u), uo = tr_odd(u), ve = tr_even(v), vo = tr_odd(v);
-        a = tr_pairs(po, uo, tr_pairs(pe, ue, a));
-        b = tr_pairs(po, vo, tr_pairs(pe, ve, b));
-        c = tr_pairs(qo, uo, tr_pairs(qe, ue, c));
-        d = tr_pairs(qo, vo, tr_pairs(qe, ve, d));
+    for (const int8_t *const last = x0 + (k & ~3); x0 != last;) {
+        const uint32_t p = tr_next(&x0);
+        const int32_t pe = tr_even(p), po = tr_odd(p);
+        const uint32_t q = tr_next(&x1);
+        const int32_t qe = tr_even(q), qo = tr_odd(q);
+        const uint32_t u = tr_next(&w0);
+        a = tr_pairs(po, tr_odd(u), tr_pairs(pe, tr_even(u), a));
+        c = tr_pairs(qo, tr_odd(u), tr_pairs(qe, tr_even(u), c));
+        const uint32_t v = tr_next(&w1);
+        b = tr_pairs(po, tr_odd(v), tr_pairs(pe, tr_even(v), b));
+        d = tr_pairs(qo, tr_odd(v), tr_pairs(qe, tr_even(v), d));
     }
 #endif
-    for (; at < k; at++, x0++, x1++, w0++, w1++) {
+    for (; x0 != end; x0++, x1++, w0++, w1++) {
         a += *x0 * *w0;
         b += *x0 * *w1;
         c += *x1 * *w0;
@@ -75,24 +94,28 @@ TR_ALONE void tr_dots_2x2(const int8_t *x0, const int8_t *x1, const int8_t *w0, 
 /* s[channel] += x . w[channel], for four channels whose weights lie `row` apart. */
 TR_ALONE void tr_dots_1x4(const int8_t *x, const int8_t *w, int row, int k, int32_t *s)
 {
-    const int8_t *w0 = w, *w1 = w + row, *w2 = w1 + row, *w3 = w2 + row;
+    const int8_t *w0 = w, *w2 = w + 2 * row;
     int32_t a = s[0], b = s[1], c = s[2], d = s[3];
-    int at = 0;
+    const int8_t *const end = x + k;
 #ifdef __ARM_FEATURE_DSP
-    for (; at + 4 <= k; at += 4, x += 4, w0 += 4, w1 += 4, w2 += 4, w3 += 4) {
-        const uint32_t p = tr_word(x), t = tr_word(w0), u = tr_word(w1), v = tr_word(w2), z = tr_word(w3);
+    for (const int8_t *const last = x + (k & ~3); x != last;) {
+        const uint32_t p = tr_next(&x);
         const int32_t e = tr_even(p), o = tr_odd(p);
-        a = tr_pairs(o, tr_odd(t), tr_pairs(e, tr_even(t), a));
+        const uint32_t u = tr_word_of(w0, row);
         b = tr_pairs(o, tr_odd(u), tr_pairs(e, tr_even(u), b));
-        c = tr_pairs(o, tr_odd(v), tr_pairs(e, tr_even(v), c));
+        const uint32_t t = tr_next(&w0);
+        a = tr_pairs(o, tr_odd(t), tr_pairs(e, tr_even(t), a));
+        const uint32_t z = tr_word_of(w2, row);
         d = tr_pairs(o, tr_odd(z), tr_pairs(e, tr_even(z), d));
+        const uint32_t v = tr_next(&w2);
+        c = tr_pairs(o, tr_odd(v), tr_pairs(e, tr_even(v), c));
     }
 #endif
-    for (; at < k; at++, x++, w0++, w1++, w2++, w3++) {
-        a += *x * *w0;
-        b += *x * *w1;
-        c += *x * *w2;
-        d += *x * *w3;
+    for (; x != end; x++, w0++, w2++) {
+        a += *x * w0[0];
+        b += *x * w0[row];
+        c += *x * w2[0];
+        d += *x * w2[row];
     }
     s[0] = a, s[1] = b, s[2] = c, s[3] = d;
 }
