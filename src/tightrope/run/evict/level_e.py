@@ -247,7 +247,7 @@ class EvictedSteps:
         if self.unplanned and (whole := self._roomy(last, asked)) > self.budget:
             named = min(named, whole)  # else what stays splits the arena
         if self.budget < self.given[1]:  # the whole step was rehearsed, its loop included
-            named = max(min(named, self.given[1]), allows)
+            named = min(named, max(self.given[1], allows))
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
         if more:
             why = f"it allows this request, and {more} bytes of what comes after it, which was not seen yet"
